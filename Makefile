@@ -1,0 +1,77 @@
+# Everything runs in .venv, which `make install` sets up and which every target below brings up to date first.
+# Another interpreter: make PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+UNFINISHED := $(VENV)/.unfinished
+TORCH := $(shell sed -n '/^torch==/p' requirements.lock)
+LOCK_EXTRAS := dev
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A terminal sees pip's progress bars, a log only what goes wrong. Compiling what is never imported takes half the time.
+PIP_INSTALL := $(PY) -m pip install --no-input --no-compile $(if $(MAKE_TERMOUT),,-qq)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint format types lock bench clean FORCE
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+install: $(STAMP) ## set up .venv: torch, the locked packages, personafl itself
+
+demo: install ## train and compare on a small data set, and write a report
+	@$(VENV)/bin/personafl demo
+
+test: lint types ## lint, types, then the tests and the examples in docstrings
+	$(PY) -m pytest
+
+test-slow: install ## the tests that take minutes
+	$(PY) -m pytest -m slow
+
+lint: install ## check style and formatting
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+format: install ## rewrite the code in the project's format
+	$(PY) -m ruff check --fix-only
+	$(PY) -m ruff format
+
+types: install ## check types
+	$(PY) -m mypy
+
+bench: install ## measure speed on this machine
+	@$(VENV)/bin/personafl bench
+
+lock: ## write requirements.lock from what is installed in .venv now
+	@$(PY) scripts/lock.py $(LOCK_EXTRAS) > requirements.lock.new || { rm -f requirements.lock.new; exit 1; }
+	@mv requirements.lock.new requirements.lock
+
+clean: ## remove .venv, caches and build artefacts (runs/ stays)
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamp names the folder it was made in: an environment does not survive a move.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+$(STAMP): FORCE
+endif
+
+# An install that was cut short may leave packages that pip takes for whole, so it starts afresh. Two installs at once
+# take turns where flock exists, and the second finds its work done.
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "personafl needs Python 3.11 or newer, and $(PYTHON) is not: name one with make PYTHON=..." >&2; exit 1; }
+	@set -e; exec 9< Makefile; if command -v flock > /dev/null; then flock 9; fi; \
+	made_in=$$(cat $(STAMP) 2>/dev/null || true); \
+	if test "$$made_in" = "$(CURDIR)" && test $(STAMP) -nt pyproject.toml && test $(STAMP) -nt requirements.lock; \
+	    then exit 0; fi; \
+	if test -e $(UNFINISHED) || test "$${made_in:-$(CURDIR)}" != "$(CURDIR)" || ! $(PY) -m pip --version > /dev/null 2>&1; then \
+	    echo "install: new environment in $(VENV)"; \
+	    rm -rf $(VENV); mkdir $(VENV); touch $(UNFINISHED); $(PYTHON) -m venv $(VENV); \
+	fi; \
+	rm -f $(STAMP); touch $(UNFINISHED); \
+	echo "install: $(TORCH)"; $(PIP_INSTALL) $(TORCH); \
+	echo "install: the other packages of requirements.lock"; $(PIP_INSTALL) -r requirements.lock; \
+	echo "install: personafl"; $(PIP_INSTALL) --no-deps --no-build-isolation -e .; \
+	rm $(UNFINISHED); echo "$(CURDIR)" > $(STAMP)

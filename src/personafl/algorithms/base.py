@@ -1,0 +1,294 @@
+"""The contract between algorithms and engines.
+
+An algorithm is a frozen dataclass of its hyper-parameters with pure methods, each written for ONE client:
+
+=============================== ======== =====================================================================
+`new_server(theta0, clients)`   once     what the server keeps between rounds
+`new_client(theta0)`            once     what a client keeps between rounds
+`send(server, ids)`             server   what goes down: to everybody, and where needed to each client
+`begin(own, sent, ctx)`         client   the carry of local training, and the number of steps of this client
+`step(carry, sent, grad, ctx)`  client   one local step; `grad(theta)` is the gradient on this step's batch
+`finish(own, carry, sent, ctx)` client   the client's new state, and what goes up
+`aggregate(server, uploads)`    server   the new server state, from whatever subset of clients answered
+`personal(own, sent)`           client   the parameters that this algorithm calls the personalized model
+=============================== ======== =====================================================================
+
+State and messages are flat `dict[str, Tensor]`. No algorithm imports an engine, a file system or a network.
+`begin`, `step`, `finish`, `personal` and `report` run under `torch.func.vmap` on the stacked engine: no `if` on
+a tensor's value there (use `torch.where`), no `.item()`, no random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.errors import ConfigError
+
+State = dict[str, Tensor]
+
+
+class Gradient(Protocol):
+    """What a step sees of its client's data: the batches that were drawn for it."""
+
+    def __call__(self, theta: Tensor, batch: int = 0, objective: Any = None, **extra: Tensor) -> Tensor:
+        """Gradient of the mean loss at `theta` on one of this step's batches."""
+        ...
+
+    def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """The model's outputs at `theta` on one of this step's batches, in evaluation mode."""
+        ...
+
+
+class Validation(Protocol):
+    """A client's validation data, for algorithms that choose something on it."""
+
+    def __call__(self, theta: Tensor) -> State:
+        """Means over the client's validation samples of `loss` and of each metric; 0 for a client without any."""
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """How clients train: the `[local]` table of a config.
+
+    Parameters
+    ----------
+    lr
+        Learning rate η of plain SGD.
+    batch_size
+        Samples per step; 0 takes all of a client's training data at every step.
+    steps, epochs
+        Local work per round, as one or the other: a number of steps, or of passes over the client's data.
+    momentum, weight_decay
+        As in `torch.optim.SGD`; momentum starts anew in every round.
+    lr_decay, lr_decay_every
+        The learning rate is multiplied by `lr_decay` after every `lr_decay_every` rounds.
+    """
+
+    lr: float = 0.05
+    batch_size: int = 10
+    steps: int | None = None
+    epochs: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    lr_decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        check("local.lr", self.lr, self.lr > 0, "above 0")
+        check("local.batch_size", self.batch_size, self.batch_size >= 0, "at least 1, or 0 for all data at once")
+        check("local.momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        check("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        check("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]")
+        check("local.lr_decay_every", self.lr_decay_every, self.lr_decay_every >= 1, "at least 1 round")
+        for name, value in (("steps", self.steps), ("epochs", self.epochs)):
+            check(f"local.{name}", value, value is None or value >= 1, "at least 1")
+        check(
+            "local.epochs",
+            self.epochs,
+            None in (self.steps, self.epochs),
+            "left out where local.steps is given",
+        )
+
+    def rate(self, round: int) -> float:
+        """The learning rate in a round (rounds count from 1)."""
+        return self.lr * float(self.lr_decay ** ((round - 1) // self.lr_decay_every))
+
+    def default_steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of steps of each client that does not choose its own (20 where nothing is said)."""
+        if self.epochs is None:
+            return np.full(len(samples), 20 if self.steps is None else self.steps, np.int64)
+        size = np.maximum(samples, 1) if self.batch_size == 0 else np.full(len(samples), self.batch_size)
+        return np.asarray(self.epochs * -(-samples // size), np.int64)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a client program knows besides its state and what was sent.
+
+    Attributes
+    ----------
+    round
+        The round that is running, from 1.
+    lr
+        The learning rate of this round.
+    steps
+        The number of local steps that the settings ask of this client (an integer tensor).
+    samples
+        The client's number of training samples (a tensor).
+    batch_size
+        Samples in a full batch of this client (a tensor).
+    copy
+        Which of the program's `copies` this is (a tensor), see `Program.copies`.
+    validation
+        The client's validation data, where the program asked for it by `uses_validation`.
+    """
+
+    round: int
+    lr: float
+    local: Local
+    steps: Tensor
+    samples: Tensor
+    batch_size: Tensor
+    copy: Tensor
+    validation: Validation | None = None
+
+    def descend(self, carry: State, name: str, gradient: Tensor, lr: float | None = None) -> None:
+        """One step of SGD on `carry[name]`, in place, with the settings' momentum and weight decay.
+
+        Engines hand every program a carry of its own, so changing it in place is safe, and saves a copy of all
+        clients' parameters.
+        """
+        theta = carry[name]
+        if self.local.weight_decay:
+            gradient = gradient + self.local.weight_decay * theta
+        if self.local.momentum:
+            buffer = f"{name}.momentum"
+            carry[buffer] = (
+                carry[buffer].mul_(self.local.momentum).add_(gradient) if buffer in carry else gradient.clone()
+            )
+            gradient = carry[buffer]
+        theta.sub_(gradient, alpha=self.lr if lr is None else lr)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the server sends: `shared` goes to everybody; row i of every tensor in `each` goes to client i."""
+
+    shared: State
+    each: State = field(default_factory=dict)
+
+    def bytes_per_client(self) -> int:
+        return _bytes(self.shared) + sum(t[:1].numel() * t.element_size() for t in self.each.values())
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What came back in a round: `values[name]` has one row for each client in `ids`."""
+
+    ids: Tensor
+    samples: Tensor
+    values: State
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[name]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def mean(self, name: str, weights: str = "equal") -> Tensor:
+        """Σ p_i value_i, with p_i equal, or in proportion to the clients' numbers of training samples."""
+        share = self.samples.double() if weights == "samples" else torch.ones(len(self.ids), dtype=torch.float64)
+        share = (share / share.sum()).to(self.values[name])
+        averaged: Tensor = torch.tensordot(share, self.values[name], dims=1)
+        return averaged
+
+    def bytes(self) -> int:
+        return _bytes(self.values)
+
+
+def _bytes(state: Mapping[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
+class Program:
+    """A client program: begin, some steps, finish. Local training is one; so is what comes before evaluation."""
+
+    copies: int = 1
+    """Run the program this many times for each client, side by side; `pick` makes one of them."""
+    batches_per_step: ClassVar[int] = 1
+    """How many batches each step draws; `grad(theta, batch=i)` takes the i-th."""
+    uses_validation: ClassVar[bool] = False
+    """Whether `ctx.validation` is needed."""
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        raise NotImplementedError
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        raise NotImplementedError
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        raise NotImplementedError
+
+    def pick(self, own: State, up: State) -> State:
+        """A client's new state from its state and what its copies sent up (a leading axis of `copies`)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Algorithm(Program):
+    """Base class of algorithms. Subclasses override what differs from federated averaging."""
+
+    name: ClassVar[str]
+    """What users call it."""
+    paper: ClassVar[str]
+    """Short citation."""
+    personalized: ClassVar[str]
+    """What is called the personalized model, in a few words."""
+    keeps: ClassVar[str] = "nothing"
+    """What a client keeps between rounds, in a few words."""
+    traffic: ClassVar[tuple[str, str]] = ("1", "1")
+    """What an active client sends up and gets down, in model sizes."""
+    newcomer: ClassVar[str] = "trains once from the final server's message, as a client of the last round would"
+    """How a client that joins after training gets its personalized model."""
+
+    def new_server(self, theta0: Tensor, clients: int) -> State:
+        return {"theta": theta0.clone()}
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {}
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        return Sent({"theta": server["theta"]})
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        raise NotImplementedError
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        raise NotImplementedError
+
+    def global_model(self, server: State) -> Tensor | None:
+        """The parameters of the one model that serves everybody, where the algorithm has one."""
+        return server["theta"]
+
+    def welcome(self, server: State) -> Sent:
+        """What the server sends to a client that joins after training (`each` has one row)."""
+        return self.send(server, torch.zeros(1, dtype=torch.int64))
+
+    def join(self, theta0: Tensor, sent: State) -> State:
+        """The state of a client that joins after training, from what the final server sends."""
+        return self.new_client(sent.get("theta", theta0))
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether any of the programs looks at validation data."""
+        last = self.evaluation_program(True)
+        return self.uses_validation or (last is not None and last.uses_validation)
+
+    def evaluation_program(self, last: bool) -> Program | None:
+        """A program to run before personal models are evaluated (fine-tuning, adaptation, distillation).
+
+        Its new client state goes to `personal` and is then dropped. `last` is true after the last round.
+        """
+        return None
+
+    def report(self, own: State, sent: State) -> State:
+        """Scalars about one client for the evaluation table (its uncertainty, its mixing weight, …)."""
+        return {}
+
+    def report_server(self, server: State) -> State:
+        """Tensors about the federation that each evaluation writes to the run folder (collaboration weights, …)."""
+        return {}
+
+
+def check(key: str, value: Any, ok: bool, expected: str) -> None:
+    """Raise a ConfigError that names the setting, its value and its range."""
+    if not ok:
+        raise ConfigError(f"{key} = {value!r}: must be {expected}")

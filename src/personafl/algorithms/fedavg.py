@@ -1,0 +1,107 @@
+"""Federated averaging, and its fine-tuned form.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from
+decentralized data. AISTATS 2017.
+
+    client   y ← w,  then  y ← y − η g(y)
+    server   w ← Σ p_i y_i,  p_i ∝ n_i (`weights="samples"`) or p_i = 1/K (`"equal"`)
+
+Sent: w down, y up (1/1). Personalized model: the locally trained y_i, which the client keeps; the global w is
+reported beside it. Ours: a client that was never active has w; with partial participation p_i is normalized
+over the clients that answered.
+
+`fedavg-ft`: the current w, fine-tuned by `fine_tune_steps` steps of SGD on the client's own training data. The
+client keeps nothing; the fine-tuned model is made anew before each evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, check
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """Clients train the global model, the server averages the results."""
+
+    weights: Literal["samples", "equal"] = "samples"
+
+    name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al. 2017"
+    personalized: ClassVar[str] = "the locally trained y_i"
+    keeps: ClassVar[str] = "y_i"
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"theta": sent["theta"]}, ctx.steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        ctx.descend(carry, "theta", grad(carry["theta"]))
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        y = carry["theta"]
+        return {"theta": y, "trained": torch.ones_like(own["trained"])}, {"theta": y}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        return {**server, "theta": uploads.mean("theta", self.weights)}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return torch.where(own["trained"] > 0, own["theta"], sent["theta"])
+
+
+@dataclass(frozen=True)
+class FineTune(Program):
+    """`steps` steps of SGD from the global model."""
+
+    steps: int
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"theta": sent["theta"]}, torch.full_like(ctx.steps, self.steps)
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        ctx.descend(carry, "theta", grad(carry["theta"]))
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        return {"theta": carry["theta"]}, {}
+
+
+@dataclass(frozen=True)
+class FineTuned(Algorithm):
+    """Mix-in: the personalized model is the global one, fine-tuned."""
+
+    fine_tune_steps: int = 40
+
+    personalized: ClassVar[str] = "w fine-tuned on the client's training data"
+    keeps: ClassVar[str] = "nothing"
+    newcomer: ClassVar[str] = "fine-tunes the final global model"
+
+    def __post_init__(self) -> None:
+        check("algorithm.fine_tune_steps", self.fine_tune_steps, self.fine_tune_steps >= 0, "at least 0")
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {}
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        return {}, {"theta": carry["theta"]}
+
+    def evaluation_program(self, last: bool) -> Program | None:
+        return FineTune(self.fine_tune_steps)
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return own["theta"]
+
+
+@dataclass(frozen=True)
+class FedAvgFT(FineTuned, FedAvg):
+    """FedAvg, then a few steps on the client's own data."""
+
+    name: ClassVar[str] = "fedavg-ft"

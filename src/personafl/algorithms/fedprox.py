@@ -1,0 +1,48 @@
+"""Federated averaging with a proximal term, and its fine-tuned form.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks. MLSys 2020.
+
+    client   y ← w,  then  y ← y − η (g(y) + μ (y − w))
+    server   as fedavg
+
+Sent: w down, y up (1/1). Personalized model: the locally trained y_i, which the client keeps. μ = 0 is fedavg.
+`fedprox-ft` fine-tunes the current w without the proximal term, as `fedavg-ft` does. Ours: μ = 0.1, the middle of
+the values that the paper tries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from personafl.algorithms.base import Context, Gradient, State, check
+from personafl.algorithms.fedavg import FedAvg, FineTuned
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose local training is pulled towards the global model."""
+
+    mu: float = 0.1
+
+    name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al. 2020"
+
+    def __post_init__(self) -> None:
+        check("algorithm.mu", self.mu, self.mu >= 0, "at least 0: a negative μ would push clients apart")
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        y = carry["theta"]
+        ctx.descend(carry, "theta", grad(y) + self.mu * (y - sent["theta"]))
+        return carry
+
+
+@dataclass(frozen=True)
+class FedProxFT(FineTuned, FedProx):
+    """FedProx, then a few steps on the client's own data."""
+
+    name: ClassVar[str] = "fedprox-ft"
+
+    def __post_init__(self) -> None:
+        FedProx.__post_init__(self)
+        FineTuned.__post_init__(self)

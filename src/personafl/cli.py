@@ -1,0 +1,222 @@
+"""The command line.
+
+Exit codes: 0 done; 2 something in the input is wrong (one line says what); 3 training broke down (every client
+diverged); 130 stopped by Ctrl-C (the run can be resumed).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from personafl.version import __version__
+
+app = typer.Typer(
+    name="personafl",
+    help="Personalized federated learning: a model for each client, with the help of the others.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out = Console()
+err = Console(stderr=True)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="The config, a TOML file.", metavar="CONFIG.toml")],
+    set_: Overrides = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The run folder. Default: runs/<config>-<algorithm>-<seed>.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the folder after its last checkpoint.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train what a config describes.
+
+    Examples:
+
+      personafl run mnist.toml -s algorithm.name=fedprox -s local.steps=40
+
+      personafl run mnist.toml --out runs/first --resume
+    """
+    from personafl.config import read_config
+    from personafl.events import ProgressBar
+    from personafl.runner import Interrupted
+    from personafl.train import train_config
+
+    settings = read_config(config, set_ or [])
+    folder = out_folder or Path("runs") / f"{config.stem}-{settings.algorithm.name}-{settings.seed}"
+    try:
+        done = train_config(settings, folder, resume, [ProgressBar(err)])
+    except Interrupted:
+        again = " ".join(f"-s {part}" for part in set_ or [])
+        err.print(
+            f"Stopped. Continue with: personafl run {config} {again}{' ' if again else ''}--out {folder} --resume"
+        )
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps({"run": str(folder), **done.score}))
+        return
+    out.print(_score_table({settings.algorithm.name: done}))
+    out.print(f"Run folder: {folder}")
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
+    seed: Annotated[int, typer.Option(help="The seed of everything.")] = 0,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Where the runs go. Default: the next free runs/demo-N.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Forty unlike clients, real handwritten digits: does the federation help them?"""
+    from personafl.demo import run_demo, sentence
+    from personafl.events import ProgressBar
+
+    runs = run_demo(
+        rounds, seed, out_folder or _next_free(Path("runs")), lambda name: [ProgressBar(err, f"{name:>10}")]
+    )
+    if as_json:
+        print(json.dumps({name: {"run": str(found.path), **found.score} for name, found in runs.items()}))
+        return
+    out.print(_score_table(runs))
+    out.print(sentence(runs))
+    out.print(f"Runs: {next(iter(runs.values())).path.parent}")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, data, partitions, models or engines.")],
+    as_json: Json = False,
+) -> None:
+    """Show what there is to choose from.
+
+    Example: personafl list algorithms
+    """
+    from personafl.algorithms import ALGORITHMS
+    from personafl.data import PARTITIONS, SOURCES
+    from personafl.engines import ENGINES
+    from personafl.errors import ConfigError
+    from personafl.models import MODELS
+
+    engines: dict[str, Any] = {**ENGINES}
+    kinds: dict[str, dict[str, Any]] = {
+        "algorithms": dict(ALGORITHMS), "data": dict(SOURCES), "partitions": dict(PARTITIONS), "models": dict(MODELS),
+        "engines": engines,
+    }  # fmt: skip
+    if what not in kinds:
+        raise ConfigError(f"cannot list {what!r}: known are {', '.join(kinds)}")
+    rows = [_describe(name, kind) for name, kind in kinds[what].items()]
+    if what == "engines":
+        rows.append({"name": "auto", "about": "Times the others on this model and machine and takes the fastest."})
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(*(column.replace("_", " ") for column in rows[0]), title=what, title_justify="left")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    out.print(table)
+
+
+@app.command()
+def bench(
+    repeat: Annotated[int, typer.Option(help="Repetitions of each measurement.")] = 9,
+    threads: Annotated[int | None, typer.Option(help="torch threads. Default: all cores.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time a round on each engine, beside hand-written references in the same process."""
+    from personafl.bench import run_bench, tables
+
+    results = run_bench(repeat, threads, progress=None if as_json else err.print)
+    if as_json:
+        print(json.dumps(results))
+        return
+    for table in tables(results):
+        out.print(table)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main() -> None:
+    """Entry point: user mistakes become one line and an exit code."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s",
+        handlers=[RichHandler(console=err, show_time=False, show_path=False)],
+    )  # fmt: skip
+    from personafl.errors import PersonaflError
+
+    try:
+        app()
+    except PersonaflError as error:
+        err.print(f"[bold red]error:[/] {_escaped(error)}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("Stopped at once; the last checkpoint is kept.")
+        sys.exit(130)
+
+
+def _escaped(error: Exception) -> str:
+    from rich.markup import escape
+
+    return escape(" ".join(str(error).split()))
+
+
+def _score_table(runs: dict[str, Any]) -> Table:
+    """One row per run: personalized and global model on everybody's test data."""
+    from personafl.demo import row
+
+    rows = [row(name, found) for name, found in runs.items()]
+    table = Table(*rows[0], caption="on the clients' own test data, after the last round", caption_justify="left")
+    for cells in rows:
+        table.add_row(*cells.values())
+    return table
+
+
+def _describe(name: str, kind: Any) -> dict[str, Any]:
+    about = next(line for line in (kind.__doc__ or "").strip().splitlines())
+    if not hasattr(kind, "__dataclass_fields__"):
+        return {"name": name, "about": about}
+    settings = {f.name: None if f.default is MISSING else f.default for f in fields(kind)}
+    row = {"name": name, "about": about, "settings": settings}
+    if hasattr(kind, "traffic"):
+        row |= {
+            "up": kind.traffic[0], "down": kind.traffic[1], "client_keeps": kind.keeps,
+            "personalized_model": kind.personalized, "newcomer": kind.newcomer, "paper": kind.paper,
+        }  # fmt: skip
+    return row
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key} = {default!r}" for key, default in value.items())
+    return str(value)
+
+
+def _next_free(parent: Path) -> Path:
+    number = 1
+    while (parent / f"demo-{number}").exists():
+        number += 1
+    return parent / f"demo-{number}"

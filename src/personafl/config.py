@@ -1,0 +1,198 @@
+"""Configs: TOML files, checked whole before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
+from personafl.data import PARTITIONS, SOURCES, Digits, Partition, Source, build
+from personafl.errors import ConfigError
+from personafl.federation import Federation
+from personafl.models import DEFAULT_MODEL, MODELS, Model
+from personafl.runner import Schedule
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Which engine runs the clients, and what it may use.
+
+    Parameters
+    ----------
+    name
+        `auto` times the others on this model and machine and takes the fastest.
+    threads
+        torch threads; left out, the engine's own choice.
+    memory
+        Megabytes that clients worked on at once may take.
+    device
+        Where tensors live: `cpu`, `cuda`, `cuda:1`, …
+    """
+
+    name: str = "auto"
+    threads: int | None = None
+    memory: int = 1024
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run depends on."""
+
+    seed: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
+    data: Source = field(default_factory=Digits)
+    partition: Partition | None = None
+    splits: tuple[float, float, float] | None = None
+    model: Model | None = None
+    local: Local = field(default_factory=Local)
+    algorithm: Algorithm = field(default_factory=FedAvg)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def federation(self) -> Federation:
+        """Load and divide the data that the config names."""
+        return build(self.data, self.partition, self.splits, self.seed)
+
+    def tables(self) -> dict[str, Any]:
+        """The config as TOML tables, with every default written out."""
+        out: dict[str, Any] = {"seed": self.seed, **asdict(self.schedule)}
+        if self.splits is not None:
+            out["splits"] = list(self.splits)
+        for key in ("data", "partition", "model", "algorithm"):
+            value = getattr(self, key)
+            if value is not None:
+                out[key] = {"name": value.name, **asdict(value)}
+        out["local"] = asdict(self.local)
+        out["engine"] = asdict(self.engine)
+        return out
+
+
+_REGISTRIES: dict[str, tuple[Mapping[str, type], str | None]] = {
+    "data": (SOURCES, "digits"),
+    "partition": (PARTITIONS, None),
+    "model": (MODELS, None),
+    "algorithm": (ALGORITHMS, "fedavg"),
+}
+_TOP = ("seed", "splits", *(f.name for f in fields(Schedule)))
+_TABLES = (*_REGISTRIES, "local", "engine")
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file and apply overrides such as `local.steps=40`."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not a readable TOML file: {error}") from None
+    for override in overrides:
+        _override(values, override)
+    return parse(values)
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """Check TOML tables and make a Config of them; an unknown key is an error that suggests the nearest known one."""
+    for key in values:
+        _known("", key, (*_TOP, *_TABLES))
+    tables = {key: _table(values, key) for key in _TABLES}
+    if isinstance(values.get("engine"), str):
+        tables["engine"] = {"name": values["engine"]}
+    chosen = {key: choose(key, tables[key], *_REGISTRIES[key]) for key in _REGISTRIES}
+    source = chosen["data"]
+    if source.structure == "pool" and chosen["partition"] is None:
+        chosen["partition"] = choose("partition", {"name": "dirichlet"}, PARTITIONS, None)
+    if chosen["model"] is None and source.name in DEFAULT_MODEL:
+        chosen["model"] = choose("model", {"name": DEFAULT_MODEL[source.name]}, MODELS, None)
+    schedule = {key: values[key] for key in values if key in _TOP and key not in ("seed", "splits")}
+    seed = checked(int, "seed", values.get("seed", 0))
+    if seed < 0:
+        raise ConfigError(f"seed = {seed}: must be at least 0")
+    return Config(
+        seed=seed,
+        schedule=checked(Schedule, "", schedule),
+        splits=checked(tuple[float, float, float] | None, "splits", values.get("splits")),
+        local=checked(Local, "local", tables["local"]),
+        engine=checked(EngineSettings, "engine", tables["engine"]),
+        **chosen,
+    )
+
+
+def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = values.get(key, {})
+    if isinstance(table, str) and (key in _REGISTRIES or key == "engine"):
+        return {"name": table}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{key} = {table!r}: must be a table, as in [{key}]")
+    return table
+
+
+def choose(kind: str, table: dict[str, Any], registry: Mapping[str, type], default: str | None) -> Any:
+    """The dataclass that `name` stands for, with the table's other keys as its fields."""
+    name = table.get("name", default)
+    if name is None:
+        if table:
+            raise ConfigError(f"[{kind}] has no name: choose one of {', '.join(registry)}")
+        return None
+    if name not in registry:
+        raise ConfigError(f"{kind} = {name!r} is unknown{_suggest(str(name), registry)}; known: {', '.join(registry)}")
+    return checked(registry[name], kind, {key: value for key, value in table.items() if key != "name"})
+
+
+def checked(kind: Any, where: str, value: Any) -> Any:
+    """Validate strictly (no "False" that means true), with one line for the first thing that is wrong."""
+    prefix = f"{where}." if where and isinstance(value, dict) else where
+    if isinstance(value, dict):
+        for key in value:
+            _known(prefix, key, [f.name for f in fields(kind)])
+    try:
+        adapter = TypeAdapter(kind) if isinstance(value, dict) else TypeAdapter(kind, config=ConfigDict())
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = cast(Any, error.errors()[0])
+        key = prefix + ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+        raise ConfigError(f"{key.rstrip('.')} = {first['input']!r}: {_plain(first['msg'])}") from None
+
+
+def _plain(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _known(prefix: str, key: str, known: Sequence[str]) -> None:
+    if key not in known:
+        where = f"{prefix}{key}"
+        raise ConfigError(f"unknown key {where!r}{_suggest(key, known, prefix)}; known here: {', '.join(known)}")
+
+
+def _suggest(word: str, known: Sequence[str] | Mapping[str, Any], prefix: str = "") -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {prefix + near[0]!r}?)" if near else ""
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Apply `a.b=value`; the value is TOML, or else a plain string."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"-s {override!r}: must be key=value, such as local.steps=40")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    table = values
+    for part in path:
+        below = table.setdefault(part, {})
+        if isinstance(below, str):
+            below = table[part] = {"name": below}
+        if not isinstance(below, dict):
+            raise ConfigError(f"-s {override!r}: {part} is not a table")
+        table = below
+    if path and len(path) == 1 and last == "name" and path[0] in _REGISTRIES and table.get("name") != value:
+        table.clear()  # the other keys belonged to the other name
+    table[last] = value

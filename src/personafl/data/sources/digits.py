@@ -1,0 +1,32 @@
+"""Handwritten digits that ship with scikit-learn: real data without a download."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from personafl.data import Samples
+
+
+@dataclass(frozen=True)
+class Digits:
+    """1,797 handwritten digits of 8 by 8 pixels in [0, 1], 10 classes (Alpaydin and Kaynak 1998).
+
+    Examples
+    --------
+    >>> samples = Digits().load(seed=0)
+    >>> samples.x.shape, samples.x.dtype, samples.classes
+    ((1797, 64), dtype('float32'), 10)
+    """
+
+    name: ClassVar[str] = "digits"
+    structure: ClassVar[Literal["pool", "natural", "own"]] = "pool"
+    splits: ClassVar[tuple[float, float, float] | None] = (0.7, 0.1, 0.2)
+
+    def load(self, seed: int) -> Samples:
+        """The samples; there is nothing random in them, so the seed has no effect."""
+        # Imported here: a second that other sources need not pay.
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return Samples(x=(digits.data / 16.0).astype(np.float32), y=digits.target.astype(np.int64), classes=10)

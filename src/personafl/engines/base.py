@@ -1,0 +1,271 @@
+"""What every in-process engine has in common: the work it is given, the data it reads, chunks that fit in memory."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms.base import Context, Local, Program, Sent, State
+from personafl.engines.batches import Ints, Plan, draw
+from personafl.federation import Federation
+from personafl.streams import Key, mix, name_key, stream_key
+from personafl.task import Batch, Objective, Task
+
+Split = Literal["train", "val", "test"]
+ClientFunction = Callable[[State, State], State]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A program to run for some clients: `own` has a row for each of `ids`, and so has `sent.each`."""
+
+    program: Program
+    round: int
+    purpose: str
+    ids: Ints
+    own: State
+    sent: Sent
+
+
+@dataclass(frozen=True)
+class Result:
+    """New states, uploads and step counts, a row for each client in the order of `Work.ids`."""
+
+    own: State
+    up: State
+    steps: Tensor
+
+
+class StepBatches:
+    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step."""
+
+    def __init__(self, task: Task, batches: Sequence[Batch], gradient: Callable[..., Tensor]) -> None:
+        self._task, self._batches, self._gradient = task, batches, gradient
+
+    def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        return self._gradient(theta, self._batches[batch], objective, extra)
+
+    def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return self._task.predict(theta, here.x, here.weight)
+
+
+class ValidationData:
+    """The `ctx.validation` of a client: means over its validation samples."""
+
+    def __init__(self, task: Task, batch: Batch) -> None:
+        self._task, self._batch = task, batch
+
+    def __call__(self, theta: Tensor) -> State:
+        count = self._batch.weight.sum().clamp(min=1)
+        return {name: value / count for name, value in self._task.evaluate(theta, self._batch).items()}
+
+
+class Engine(ABC):
+    """Runs client programs on a federation in this process.
+
+    Parameters
+    ----------
+    memory
+        Megabytes that the clients which are worked on at once may take; more are done in chunks.
+    threads
+        torch threads while this engine works; None takes the engine's default.
+    """
+
+    name: str
+    default_threads: int
+
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        local: Local,
+        seed: int,
+        memory: int = 1024,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.task, self.federation, self.local, self.seed = task, federation, local, seed
+        self.memory, self.device = memory, torch.device(device)
+        self.threads = self.default_threads if threads is None else threads
+        self._features = int(np.prod(federation.x.shape[1:]))
+
+    # --- what a runner calls -------------------------------------------------------------------------------
+
+    def run(self, work: Work) -> Result:
+        """Run a program for all of its clients."""
+        with torch.no_grad():
+            work = _expand_copies(work)
+            results = [self._run_chunk(part) for part in self._chunks(work)]
+            result = results[0] if len(results) == 1 else _concatenate(results)
+            return self._pick(work, result)
+
+    def map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
+        """Apply a function of (own, sent), written for one client, to each of `count` rows."""
+        with torch.no_grad():
+            return self._map(function, own, sent, count)
+
+    @abstractmethod
+    def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        """Sums of loss and metrics over each client's samples, at one vector for all (P,) or one each (K, P)."""
+
+    @abstractmethod
+    def _run_chunk(self, work: Work) -> Result: ...
+
+    @abstractmethod
+    def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State: ...
+
+    # --- for the engines -----------------------------------------------------------------------------------
+
+    def _context(self, work: Work, info: State, validation: ValidationData | None) -> Context:
+        """The context of one client, from its row of `_info`."""
+        return Context(
+            round=work.round,
+            lr=self.local.rate(max(work.round, 1)),
+            local=self.local,
+            steps=info["steps"],
+            samples=info["samples"],
+            batch_size=info["batch_size"],
+            copy=info["copy"],
+            validation=validation,
+        )
+
+    def _info(self, work: Work) -> State:
+        samples = self.federation.sizes("train")[work.ids]
+        size = samples if self.local.batch_size == 0 else np.minimum(samples, self.local.batch_size)
+        columns = {
+            "steps": self.local.default_steps(samples),
+            "samples": samples,
+            "batch_size": size,
+            "copy": np.arange(len(work.ids)) % work.program.copies,
+        }
+        return {name: torch.from_numpy(np.ascontiguousarray(c)).to(self.device) for name, c in columns.items()}
+
+    def _keys(self, work: Work) -> Key:
+        """One key per client for this round and purpose."""
+        return mix(self.federation.keys[work.ids], stream_key(self.seed, work.purpose, work.round))
+
+    def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
+        """Batches as indices into the federation's arrays."""
+        plan = draw(
+            self.federation.sizes("train")[work.ids],
+            keys,
+            self.local.batch_size,
+            steps * work.program.batches_per_step,
+        )
+        return Plan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
+
+    def _dropout_keys(self, keys: Key, draws: int) -> Tensor:
+        """(K, draws) keys for the dropout of each step."""
+        made = mix(mix(keys, name_key("dropout"))[:, None], np.arange(draws)[None, :])
+        return torch.from_numpy(made.view(np.int64))
+
+    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples by their index, which may have any shape."""
+        flat, x, y = index.flatten(), self.federation.x, self.federation.y
+        return (
+            x.index_select(0, flat).view(*index.shape, *x.shape[1:]).to(self.device),
+            y.index_select(0, flat).view(*index.shape, *y.shape[1:]).to(self.device),
+        )
+
+    def _padded(self, ids: Ints, split: Split) -> Batch:
+        """All samples of a split of these clients, padded to the longest: every field has a leading axis K."""
+        sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
+        width = max(1, int(sizes.max(initial=1)))
+        slot = np.arange(width)
+        # A client without samples still needs a valid index: any sample will do, at weight 0.
+        index = np.minimum(
+            starts[:, None] + np.minimum(slot, np.maximum(sizes[:, None] - 1, 0)), len(self.federation.x) - 1
+        )
+        x, y = self._gather(torch.from_numpy(index))
+        weight = torch.from_numpy((slot < sizes[:, None]).astype(np.float32)).to(self.device)
+        return Batch(x, y, weight, torch.zeros(len(ids), dtype=torch.int64, device=self.device))
+
+    def _bytes_per_client(self, samples: int, vectors: int) -> int:
+        """A generous guess of what one client takes while `samples` of its samples go through the model."""
+        per_sample = 2 * self._features + 3 * self.task.activation_size(self.federation.x[:1])
+        return 4 * (vectors * self.task.size + samples * per_sample)
+
+    def _chunk_size(self, per_client: int) -> int:
+        return max(1, self.memory * 2**20 // per_client)
+
+    def _chunks(self, work: Work) -> Iterator[Work]:
+        """Parts of the work that fit in memory."""
+        sizes = self.federation.sizes("train")[work.ids]
+        batch = int(sizes.max(initial=1)) if self.local.batch_size == 0 else self.local.batch_size
+        if work.program.uses_validation:
+            batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
+        state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
+        vectors = 6 + state // max(self.task.size, 1)
+        count = self._chunk_size(self._bytes_per_client(batch, vectors))
+        # A client's copies stay together, so that one of them can be picked.
+        count = max(count // work.program.copies, 1) * work.program.copies
+        if count >= len(work.ids):
+            yield work
+            return
+        for i in range(0, len(work.ids), count):
+            rows = slice(i, i + count)
+            yield Work(
+                work.program,
+                work.round,
+                work.purpose,
+                work.ids[rows],
+                {name: v[rows] for name, v in work.own.items()},
+                Sent(work.sent.shared, {name: v[rows] for name, v in work.sent.each.items()}),
+            )
+
+    def _pick(self, work: Work, result: Result) -> Result:
+        copies = work.program.copies
+        if copies == 1:
+            return result
+        own = {name: v[::copies] for name, v in work.own.items()}
+        up = {name: torch.unflatten(v, 0, (-1, copies)) for name, v in result.up.items()}
+        picked = self._map(work.program.pick, own, Sent({}, up), len(work.ids) // copies)
+        return Result(picked, {}, result.steps[::copies])
+
+
+def _expand_copies(work: Work) -> Work:
+    copies = work.program.copies
+    if copies == 1:
+        return work
+    return Work(
+        work.program,
+        work.round,
+        work.purpose,
+        np.repeat(work.ids, copies),
+        {name: v.repeat_interleave(copies, 0) for name, v in work.own.items()},
+        Sent(work.sent.shared, {name: v.repeat_interleave(copies, 0) for name, v in work.sent.each.items()}),
+    )
+
+
+def _concatenate(results: list[Result]) -> Result:
+    return Result(
+        {name: torch.cat([r.own[name] for r in results]) for name in results[0].own},
+        {name: torch.cat([r.up[name] for r in results]) for name in results[0].up},
+        torch.cat([r.steps for r in results]),
+    )
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of torch threads, and set it back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,85 @@
+"""Which samples each client uses at each step: a function of (seed, client, round) alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.streams import Key, mix
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`positions[k, s]` are the samples of client k's step s, as offsets into its training data.
+
+    `counts[k, s]` of them are real; the rest are padding (and point at a sample of the same client).
+    """
+
+    positions: Ints
+    counts: Ints
+
+
+def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> Plan:
+    """Draw batches without replacement within an epoch; every epoch has a new order.
+
+    Parameters
+    ----------
+    sizes
+        Number of training samples of each client.
+    keys
+        One key per client, already specific to seed, round and purpose.
+    batch_size
+        Samples per step; the last batch of an epoch may be smaller. 0 takes all samples at every step.
+    steps
+        Number of steps of each client.
+
+    Examples
+    --------
+    >>> plan = draw(np.array([5]), np.array([1], np.uint64), batch_size=2, steps=np.array([3]))
+    >>> plan.counts.tolist(), sorted(plan.positions[0][np.arange(2) < plan.counts[0][:, None]].tolist())
+    ([[2, 2, 1]], [0, 1, 2, 3, 4])
+    """
+    most = int(steps.max(initial=0))
+    size = sizes if batch_size == 0 else np.minimum(sizes, batch_size)
+    width = int(size.max(initial=0))
+    per_epoch = -(-sizes // size)
+    step = np.arange(most)
+    if batch_size == 0:
+        # The whole data at every step: no order to draw.
+        slot = np.minimum(np.arange(width), sizes[:, None] - 1)
+        positions = np.broadcast_to(slot[:, None, :], (len(sizes), most, width))
+        return Plan(positions, np.broadcast_to(sizes[:, None], (len(sizes), most)))
+
+    epochs = -(-steps // per_epoch)
+    order, first = _orders(sizes, keys, epochs)
+    epoch, batch = (
+        np.minimum(step // per_epoch[:, None], np.maximum(epochs - 1, 0)[:, None]),
+        step % per_epoch[:, None],
+    )
+    counts = np.minimum(size[:, None], sizes[:, None] - batch * size[:, None])
+    slot = (first[:, None] + epoch * sizes[:, None] + batch * size[:, None])[..., None]
+    slot = slot + np.minimum(np.arange(width), counts[..., None] - 1)
+    return Plan(order[np.minimum(slot, len(order) - 1)] if len(order) else slot, counts)
+
+
+def _orders(sizes: Ints, keys: Key, epochs: Ints) -> tuple[Ints, Ints]:
+    """A random order of each client's samples for each of its epochs, end to end, and where each client starts.
+
+    All are drawn by one sort: of (which client and epoch, random bits).
+    """
+    client = np.repeat(np.arange(len(sizes)), epochs)
+    number = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+    length = sizes[client]
+    start = np.cumsum(length) - length
+    segment = np.repeat(np.arange(len(client)), length)
+    position = np.arange(len(segment)) - start[segment]
+    bits = mix(mix(keys[client], number)[segment], position)
+    width = np.uint64(max(1, len(client).bit_length()))
+    tagged = (segment.astype(np.uint64) << (np.uint64(64) - width)) | (bits >> width)
+    order = position[np.argsort(tagged, kind="stable")]
+    total = sizes * epochs
+    return order, np.cumsum(total) - total

@@ -1,0 +1,83 @@
+"""One client after another: the reference that every engine is tested against, and for models that do not stack."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms.base import Sent, State
+from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
+from personafl.engines.batches import Ints
+from personafl.task import Batch, Objective
+
+
+class LoopEngine(Engine):
+    """Runs the same client programs as the stacked engine, without vmap."""
+
+    name = "loop"
+    default_threads = 1
+
+    def _run_chunk(self, work: Work) -> Result:
+        info, keys = self._info(work), self._keys(work)
+        results = []
+        for k in range(len(work.ids)):
+            own = {name: v[k] for name, v in work.own.items()}
+            sent = {**work.sent.shared, **{name: v[k] for name, v in work.sent.each.items()}}
+            results.append(self._client(work, k, own, sent, {n: v[k] for n, v in info.items()}, keys[k : k + 1]))
+        owns, ups, steps = zip(*results, strict=True)
+        return Result(_stack(owns), _stack(ups), torch.tensor(steps))
+
+    def _client(
+        self, work: Work, k: int, own: State, sent: State, info: State, key: NDArray[np.uint64]
+    ) -> tuple[State, State, int]:
+        one = Work(work.program, work.round, work.purpose, work.ids[k : k + 1], {}, work.sent)
+        validation = None
+        if work.program.uses_validation:
+            validation = ValidationData(self.task, self._samples(int(work.ids[k]), "val"))
+        ctx = self._context(work, info, validation)
+        begun, wanted = work.program.begin(own, sent, ctx)
+        carry = {name: value.clone() for name, value in begun.items()}
+        steps, draws = int(wanted), work.program.batches_per_step
+        plan = self._plan(one, key, np.array([steps]))
+        dropout = self._dropout_keys(key, steps * draws)
+        for s in range(steps):
+            batches = []
+            for d in range(s * draws, (s + 1) * draws):
+                x, y = self._gather(torch.from_numpy(plan.positions[0, d, : plan.counts[0, d]]))
+                batches.append(Batch(x, y, torch.ones(len(x), device=self.device), dropout[0, d]))
+            carry = work.program.step(carry, sent, StepBatches(self.task, batches, self._gradient), ctx)
+        kept = {name: carry[name] for name in begun}
+        return *work.program.finish(own, kept, sent, ctx), steps
+
+    def _gradient(self, theta: Tensor, batch: Batch, objective: Objective | None, extra: State) -> Tensor:
+        return self.task.gradient(theta, batch, objective, **extra)
+
+    def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
+        rows = [
+            function(
+                {name: v[k] for name, v in own.items()},
+                {**sent.shared, **{name: v[k] for name, v in sent.each.items()}},
+            )
+            for k in range(count)
+        ]
+        return _stack(rows)
+
+    def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        out: dict[str, list[float]] = {name: [] for name in ("loss", *self.task.metrics)}
+        with torch.no_grad():
+            for k, i in enumerate(ids):
+                sums = self.task.evaluate(theta if theta.dim() == 1 else theta[k], self._samples(int(i), split))
+                for name, value in sums.items():
+                    out[name].append(float(value))
+        return {name: np.array(values, np.float64) for name, values in out.items()}
+
+    def _samples(self, client: int, split: Split) -> Batch:
+        """All samples of a client's split; one at weight 0 where there are none."""
+        padded = self._padded(np.array([client]), split)
+        return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
+
+
+def _stack(rows: tuple[State, ...] | list[State]) -> State:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}

@@ -1,0 +1,212 @@
+"""All clients of a cohort at once: parameters are a matrix (K, P), and a step is one batched operation.
+
+Clients are sorted by their number of steps, so that those who are done drop off the end of the matrix: no step is
+spent on a client that has finished.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from personafl.algorithms.base import Sent, State
+from personafl.engines.base import (
+    ClientFunction,
+    Engine,
+    Result,
+    Split,
+    StepBatches,
+    ValidationData,
+    Work,
+    cores,
+)
+from personafl.engines.batches import Ints
+from personafl.task import Batch, Objective, Task
+
+Fields = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class StackedEngine(Engine):
+    """Runs client programs under `torch.func.vmap`."""
+
+    name = "stacked"
+    default_threads = cores()
+
+    def _run_chunk(self, work: Work) -> Result:
+        program, info, keys = work.program, self._info(work), self._keys(work)
+        dims: Any = {**{n: None for n in work.sent.shared}, **{n: 0 for n in work.sent.each}}
+        sent = {**work.sent.shared, **work.sent.each}
+        validation = _fields(self._padded(work.ids, "val")) if program.uses_validation else None
+
+        def begin(own: State, sent: State, info: State, val: Fields | None) -> tuple[State, Tensor]:
+            return program.begin(own, sent, self._context(work, info, self._validation(val)))
+
+        def step(carry: State, sent: State, info: State, batches: list[Fields]) -> State:
+            grad = StepBatches(self.task, [Batch(*fields) for fields in batches], self._gradient)
+            return program.step(carry, sent, grad, self._context(work, info, None))
+
+        def finish(own: State, carry: State, sent: State, info: State, val: Fields | None) -> tuple[State, State]:
+            return program.finish(own, carry, sent, self._context(work, info, self._validation(val)))
+
+        val_dim = None if validation is None else 0
+        begun, wanted = vmap(begin, in_dims=(0, dims, 0, val_dim))(work.own, sent, info, validation)
+        steps = wanted.cpu().numpy().astype(np.int64)
+        order = np.argsort(-steps, kind="stable")
+        in_order = bool((order == np.arange(len(order))).all())
+        if in_order:
+            carry = _private(begun, [*work.own.values(), *sent.values()])
+            stepped_sent, stepped_info = sent, info
+        else:
+            rows = torch.from_numpy(order).to(self.device)
+            carry = {name: value.index_select(0, rows) for name, value in begun.items()}
+            each = {name: value.index_select(0, rows) for name, value in work.sent.each.items()}
+            stepped_sent = {**work.sent.shared, **each}
+            stepped_info = {name: value.index_select(0, rows) for name, value in info.items()}
+
+        carry = self._steps(
+            Work(program, work.round, work.purpose, work.ids[order], {}, work.sent),
+            keys[order], steps[order], carry, stepped_sent, stepped_info, vmap(step, in_dims=(0, dims, 0, 0)),
+        )  # fmt: skip
+        if not in_order:
+            back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
+            carry = {name: value.index_select(0, back) for name, value in carry.items()}
+        own, up = vmap(finish, in_dims=(0, 0, dims, 0, val_dim))(work.own, carry, sent, info, validation)
+        return Result(own, up, wanted)
+
+    def _steps(
+        self,
+        work: Work,
+        keys: NDArray[np.uint64],
+        steps: Ints,
+        carry: State,
+        sent: State,
+        info: State,
+        step: Any,
+    ) -> State:
+        """All steps of clients that are sorted by their number of steps, longest first."""
+        plan, draws = self._plan(work, keys, steps), work.program.batches_per_step
+        index, counts = torch.from_numpy(np.ascontiguousarray(plan.positions)), torch.from_numpy(plan.counts)
+        slot = torch.arange(index.shape[-1])
+        dropout = self._dropout_keys(keys, index.shape[1])
+        names = list(carry)
+        done: State = {}
+        live = len(steps)
+        for s in range(int(steps.max(initial=0))):
+            left = int(np.searchsorted(-steps, -s, side="left"))  # clients with more than s steps
+            if left < live:
+                done = done or {name: torch.empty_like(carry[name]) for name in names}
+                for name in names:
+                    done[name][left:live] = carry[name][left:live]
+                carry = {name: value[:left] for name, value in carry.items()}
+                info = {name: value[:left] for name, value in info.items()}
+                sent = {name: value[:left] if name in work.sent.each else value for name, value in sent.items()}
+                live = left
+            batches = []
+            for d in range(s * draws, (s + 1) * draws):
+                x, y = self._gather(index[:live, d])
+                weight = (slot < counts[:live, d, None]).float().to(self.device)
+                batches.append((x, y, weight, dropout[:live, d].to(self.device)))
+            carry = step(carry, sent, info, batches)
+        if not done:
+            return {name: carry[name] for name in names}
+        for name in names:
+            done[name][:live] = carry[name]
+        return done
+
+    def _validation(self, fields: Fields | None) -> ValidationData | None:
+        return None if fields is None else ValidationData(self.task, Batch(*fields))
+
+    def _gradient(self, theta: Tensor, batch: Batch, objective: Objective | None, extra: State) -> Tensor:
+        fields = (theta, *_fields(batch), *extra.values())
+        out: Tensor = _StackedGradient.apply(self.task, objective, tuple(extra), *fields)  # type: ignore[no-untyped-call]
+        return out
+
+    def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
+        dims: Any = {**{n: None for n in sent.shared}, **{n: 0 for n in sent.each}}
+        # The row number makes sure that vmap sees `count` clients, even where they have no state of their own.
+        mapped = vmap(lambda row, own, sent: function(own, sent), in_dims=(0, 0, dims))
+        return mapped(torch.arange(count), own, {**sent.shared, **sent.each})
+
+    def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        with torch.no_grad():
+            if theta.dim() == 1 and not self.task.couples_samples:
+                return self._evaluate_together(theta, ids, split)
+            return self._evaluate_each(theta, ids, split)
+
+    def _evaluate_together(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        """One model for everybody: all samples in long batches, then a sum for each client."""
+        sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
+        owner = np.repeat(np.arange(len(ids)), sizes)
+        index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
+        out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
+        many = max(1, min(4096, self.memory * 2**20 // self._bytes_per_client(1, 0)))
+        for i in range(0, len(index), many):
+            x, y = self._gather(torch.from_numpy(index[i : i + many]))
+            outputs = self.task.predict(theta, x)
+            for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
+                values = function(outputs, y).double().cpu().numpy()
+                out[name] += np.bincount(owner[i : i + many], values, len(ids))
+        return out
+
+    def _evaluate_each(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        """A model for each client. Clients of like size go together, so that little is spent on padding."""
+        sizes = self.federation.sizes(split)[ids]
+        out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
+        order = np.argsort(-sizes, kind="stable")
+        order = order[sizes[order] > 0]
+        while len(order):
+            longest = int(sizes[order[0]])
+            like = int(np.searchsorted(-sizes[order], -(longest // 2), side="left"))
+            now = order[: max(1, min(like, self._chunk_size(self._bytes_per_client(longest, 2))))]
+            order = order[len(now) :]
+            rows = torch.from_numpy(now).to(self.device)
+            thetas = theta.expand(len(now), -1) if theta.dim() == 1 else theta.index_select(0, rows)
+            for name, values in self.task.evaluate_stacked(thetas, self._padded(ids[now], split)).items():
+                out[name][now] = values.double().cpu().numpy()
+        return out
+
+
+class _StackedGradient(torch.autograd.Function):
+    """Steps out of vmap: where a step asks for a gradient, all clients' are computed as one batch."""
+
+    @staticmethod
+    def forward(task: Task, objective: Objective | None, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        theta, x, y, weight, key, *extra = tensors
+        return task.gradient(theta, Batch(x, y, weight, key), objective, **dict(zip(names, extra, strict=True)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], task: Task, objective: Objective | None,
+        names: tuple[str, ...], *tensors: Tensor,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        stacked = [
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(tensors, in_dims[3:], strict=True)
+        ]
+        theta, x, y, weight, key, *extra = stacked
+        named = dict(zip(names, extra, strict=True))
+        return task.gradient_stacked(theta, Batch(x, y, weight, key), objective, **named), 0
+
+
+def _fields(batch: Batch) -> Fields:
+    return batch.x, batch.y, batch.weight, batch.key
+
+
+def _private(carry: State, inputs: list[Tensor]) -> State:
+    """A carry that shares no memory with anything else, so that steps may change it in place."""
+    taken = {t.data_ptr() for t in inputs}
+    out: State = {}
+    for name, value in carry.items():
+        owned = value.is_contiguous() and value.data_ptr() not in taken
+        out[name] = value if owned else value.clone(memory_format=torch.contiguous_format)
+        taken.add(out[name].data_ptr())
+    return out

@@ -1,0 +1,93 @@
+"""What happens in a run, told to whoever listens: progress bars, metric files, dashboards."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from personafl.algorithms.base import State
+from personafl.folder import RunFolder
+
+log = logging.getLogger("personafl")
+
+
+class Listener:
+    """Base class: override what you want to hear. Exceptions stop the run."""
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        """A run starts, or goes on after `round`."""
+
+    def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
+        """All clients were evaluated: a row for each, and what the algorithm reports about the federation."""
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        """A round ended: its line of rounds.jsonl, and how long its parts took."""
+
+    def ended(self) -> None:
+        """The run ended, or was stopped."""
+
+
+class RunFiles(Listener):
+    """Writes rounds.jsonl, timings.jsonl and the evaluations to the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
+        self.folder.write_clients(round, clients)
+        if server:
+            self.folder.write_evaluation(round, server)
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        self.folder.append("rounds.jsonl", record)
+        self.folder.append(
+            "timings.jsonl",
+            {"round": record["round"], **{f"{k}_seconds": round(v, 6) for k, v in seconds.items()}},
+        )
+
+
+class ProgressBar(Listener):
+    """Rounds, accuracy and time left, on a terminal; silent where the output is piped."""
+
+    def __init__(self, console: Console | None = None, label: str = "") -> None:
+        self.console = console or Console(stderr=True)
+        self.label = label
+        self._progress: Progress | None = None
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        label = self.label or manifest["algorithm"]["name"]
+        self._task = self._progress.add_task(label, total=manifest["rounds"], completed=round, score="")
+        self._progress.start()
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        assert self._progress is not None
+        self._progress.update(self._task, completed=record["round"])
+        score = record.get("personal_accuracy", record.get("personal_loss"))
+        if score is not None:
+            name = "accuracy" if "personal_accuracy" in record else "loss"
+            self._progress.update(self._task, score=f"{name} {score:.4f}")
+
+    def ended(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,0 +1,190 @@
+"""A run on disk: its tables, its models, and personalized models for people who were not there."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import ArrayLike
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from personafl import checkpoint
+from personafl.algorithms import ALGORITHMS, Algorithm, Local, State
+from personafl.config import checked, choose
+from personafl.engines.base import Work
+from personafl.engines.loop import LoopEngine
+from personafl.errors import DataError, RunError
+from personafl.evaluation import personalize
+from personafl.federation import Federation
+from personafl.folder import RunFolder
+from personafl.models import MODELS, initialize
+from personafl.task import Task
+
+
+class Run:
+    """What `train` returns and `load` finds again.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    module
+        The model's module, for a run whose model is not one of personafl's own.
+    algorithm
+        The algorithm, for a run whose algorithm is not one of personafl's own.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        module: nn.Module | None = None,
+        algorithm: Algorithm | None = None,
+        task: Task | None = None,
+        temporary: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        self.folder = RunFolder(Path(path))
+        self.path = self.folder.path
+        self.manifest: dict[str, Any] = self.folder.manifest()
+        self._module, self._algorithm, self._task = module, algorithm, task
+        self._temporary = temporary  # deleted with this object
+
+    # --- tables ----------------------------------------------------------------------------------------------
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of rounds.jsonl."""
+        return self.folder.rounds()
+
+    def clients(self, round: int | None = None) -> pa.Table:
+        """A row for each client: sizes, accuracies, steps and what the algorithm reports.
+
+        Parameters
+        ----------
+        round
+            Which evaluation; left out, the last one.
+        """
+        table = self.folder.clients()
+        known = sorted(set(table.column("round").to_pylist()))
+        if round is not None and round not in known:
+            raise RunError(f"{self.path} has no evaluation of round {round}; there are {', '.join(map(str, known))}")
+        table = table.filter(pc.equal(table.column("round"), known[-1] if round is None else round))
+        for who in ("global", "personal"):
+            if f"{who}_correct" in table.column_names:
+                hits, n = table.column(f"{who}_correct"), table.column("n_test")
+                share = pc.divide(pc.cast(hits, pa.float64()), pc.if_else(pc.equal(n, 0), None, n))
+                table = table.add_column(6, f"{who}_accuracy", share)
+        return table
+
+    @property
+    def score(self) -> dict[str, float]:
+        """The last evaluation in one number each: accuracies weighted by samples, mean losses."""
+        for record in reversed(self.rounds()):
+            found = {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
+            if found:
+                return found
+        raise RunError(f"{self.path} has no evaluation yet")
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in rounds, evaluations included."""
+        return float(sum(record["round_seconds"] for record in self.folder.timings()))
+
+    # --- models ----------------------------------------------------------------------------------------------
+
+    def personal(self, client: str) -> nn.Module:
+        """The personalized model of a client, as an ordinary module in evaluation mode."""
+        with self._models("personal") as file:
+            ids = json.loads(file.metadata()["clients"])
+            if client not in ids:
+                raise DataError(f"{self.path} has no client {client!r}; the first are {', '.join(ids[:3])}")
+            row = ids.index(client)
+            state = {name: file.get_slice(name)[row] for name in self.task.names}
+        return self.task.module(self.task.vector(state))
+
+    def global_model(self) -> nn.Module:
+        """The model that serves everybody, where the algorithm has one."""
+        if not (self.folder.models / "global.safetensors").exists() and self.complete:
+            raise RunError(f"{self.manifest['algorithm']['name']} has no global model")
+        with self._models("global") as file:
+            state = {name: file.get_tensor(name) for name in self.task.names}
+        return self.task.module(self.task.vector(state))
+
+    def personalize(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> nn.Module:
+        """A personalized model for somebody who was not there for the training, from their own data.
+
+        The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
+        nothing of the run is changed.
+        """
+        theta = self.personalize_vector(_array(x), _array(y))
+        return self.task.module(theta)
+
+    def personalize_vector(self, x: Any, y: Any) -> Tensor:
+        """`personalize`, as a parameter vector."""
+        algorithm, resolved = self.algorithm, self.manifest["resolved"]
+        found = checkpoint.latest(self.folder.checkpoints)
+        if found is None:
+            raise RunError(f"{self.path} has no checkpoint yet: nothing to personalize from")
+        data: Any = {"newcomer": (x, y)}
+        share = (0.8, 0.2, 0.0) if algorithm.needs_validation else (1.0, 0.0, 0.0)
+        federation = Federation.from_clients(data, splits=share, classes=resolved.get("classes"), name="newcomer")
+        expected = tuple(resolved["input_shape"])
+        if tuple(federation.x.shape[1:]) != expected:
+            raise DataError(
+                f"the newcomer's samples have shape {tuple(federation.x.shape[1:])}, the model wants {expected}"
+            )
+        local = checked(Local, "local", self.manifest["local"])
+        engine = LoopEngine(self.task, federation, local, int(self.manifest["seed"]))
+        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        sent = algorithm.welcome(server)
+        row = {name: value[0] for name, value in sent.each.items()}
+        own: State = algorithm.join(self.task.theta0, {**sent.shared, **row})
+        own = {name: value[None] for name, value in own.items()}
+        ids = federation.starts("train") * 0
+        own = engine.run(Work(algorithm, found.round, "newcomer", ids, own, sent)).own
+        return personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta[0]
+
+    # --- what the run was made of ----------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether training ended and the models are there."""
+        return (self.folder.models / "personal.safetensors").exists() and not self.folder.unmerged
+
+    @property
+    def algorithm(self) -> Algorithm:
+        if self._algorithm is None:
+            found: Algorithm = choose("algorithm", self.manifest["algorithm"], ALGORITHMS, None)
+            self._algorithm = found
+        return self._algorithm
+
+    @property
+    def task(self) -> Task:
+        if self._task is None:
+            resolved = self.manifest["resolved"]
+            module = self._module
+            if module is None:
+                if "class" in self.manifest["model"]:
+                    raise RunError(f"{self.path} trained a {self.manifest['model']['class']}: give it as module=…")
+                model = choose("model", self.manifest["model"], MODELS, None)
+                module = initialize(model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]))
+            self._task = Task(module, resolved["loss"])
+        return self._task
+
+    def _models(self, name: str) -> Any:
+        path = self.folder.models / f"{name}.safetensors"
+        if not path.exists():
+            raise RunError(f"{self.path} has no models yet: the run is not finished; continue it with --resume")
+        return safe_open(path, "pt")
+
+
+def load(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
+    """Open a run folder. Nothing in it is executed."""
+    return Run(path, module, algorithm)
+
+
+def _array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, Tensor) else value

@@ -1,0 +1,200 @@
+"""`train`: a federation, a model and an algorithm in; a run out."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from personafl.algorithms import Algorithm, FedAvg, Local
+from personafl.config import Config, EngineSettings
+from personafl.engines import make_engine
+from personafl.errors import ConfigError, RunError
+from personafl.events import Listener, ProgressBar, RunFiles
+from personafl.federation import Federation
+from personafl.folder import RunFolder
+from personafl.models import initialize
+from personafl.run import Run
+from personafl.runner import Runner, Schedule
+from personafl.task import Objective, Task
+from personafl.version import __version__
+
+log = logging.getLogger("personafl")
+
+
+def train(
+    federation: Federation,
+    model: nn.Module,
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 100,
+    seed: int = 0,
+    activity: float = 1.0,
+    local: Local | None = None,
+    eval_every: int = 10,
+    checkpoint_every: int = 10,
+    engine: str = "auto",
+    threads: int | None = None,
+    memory: int = 1024,
+    device: str = "cpu",
+    loss: str | Objective | None = None,
+    metrics: Mapping[str, Objective] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    listeners: Sequence[Listener] = (),
+) -> Run:
+    """Train personalized models for the clients of a federation.
+
+    Parameters
+    ----------
+    federation
+        The clients' data.
+    model
+        Any torch module; its present weights are where every client starts from.
+    algorithm
+        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`.
+    rounds, activity, eval_every, checkpoint_every
+        See `Schedule`.
+    local
+        Learning rate, batch size and local steps, see `Local`.
+    engine, threads, memory, device
+        See `EngineSettings`.
+    loss, metrics
+        See `Task`; left out, cross-entropy where the federation has classes, else squared error.
+    out
+        The run folder; left out, a temporary one that is deleted with the returned object.
+    resume
+        Continue the run in `out` (or start it, if there is none).
+    progress
+        Show a progress bar on a terminal.
+    listeners
+        More `Listener` objects to tell about rounds and evaluations.
+
+    Examples
+    --------
+    >>> import personafl as pf
+    >>> fed = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=5, alpha=0.5))
+    >>> run = pf.train(fed, nn.Linear(64, 10), pf.FedAvg(), rounds=2, progress=False)
+    >>> len(run.clients()), run.personal("client-3")(torch.zeros(1, 64)).shape
+    (5, torch.Size([1, 10]))
+    """
+    task = Task(model, loss or _default_loss(federation), metrics)  # type: ignore[arg-type]
+    return _train(
+        federation,
+        task,
+        algorithm or FedAvg(),
+        Schedule(rounds, activity, eval_every, checkpoint_every),
+        local or Local(),
+        EngineSettings(engine, threads, memory, device),
+        seed,
+        {"data": {"name": federation.name}, "model": {"class": type(model).__name__}},
+        out,
+        resume,
+        [*listeners, *([ProgressBar()] if progress else [])],
+    )
+
+
+def train_config(config: Config, out: str | Path, resume: bool = False, listeners: Sequence[Listener] = ()) -> Run:
+    """Train what a config describes."""
+    if config.model is None:
+        raise ConfigError(f"data {config.data.name!r} has no default model: add a [model] table")
+    early = RunFolder(Path(out))
+    if not resume:
+        early.check_free()
+    federation = config.federation()
+    for note in federation.notes:
+        log.warning("%s", note)
+    outputs = federation.classes or int(np.prod(federation.y.shape[1:]))
+    module = initialize(config.model, federation.x.shape[1:], outputs, config.seed)
+    described = {
+        key: value for key, value in config.tables().items() if key in ("data", "partition", "splits", "model")
+    }
+    return _train(
+        federation, Task(module, _default_loss(federation)), config.algorithm, config.schedule, config.local,  # type: ignore[arg-type]
+        config.engine, config.seed, described, out, resume, listeners,
+    )  # fmt: skip
+
+
+def _default_loss(federation: Federation) -> str:
+    return "mse" if federation.classes is None else "cross_entropy"
+
+
+def _train(
+    federation: Federation,
+    task: Task,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    local: Local,
+    settings: EngineSettings,
+    seed: int,
+    described: dict[str, Any],
+    out: str | Path | None,
+    resume: bool,
+    listeners: Sequence[Listener],
+) -> Run:
+    if resume and out is None:
+        raise RunError("resume needs the run folder: name it with out")
+    temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
+    folder = RunFolder(Path(temporary.name if temporary else str(out)))
+    if not resume:
+        folder.check_free()
+    with folder.lock():
+        going_on = resume and folder.exists
+        if going_on:
+            # The engine and its threads are part of the answer's last bits: keep what the run began with.
+            resolved = folder.manifest().get("resolved", {})
+            if settings.name == "auto" and "engine" in resolved:
+                settings = replace(settings, name=resolved["engine"], threads=resolved["threads"])
+        engine, choice = make_engine(
+            settings.name, task, federation, local, seed, settings.memory, settings.threads, settings.device,
+            cohort=schedule.cohort_size(len(federation)),
+        )  # fmt: skip
+        manifest: dict[str, Any] = {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seed": seed,
+            **asdict(schedule),
+            **described,
+            "local": asdict(local),
+            "algorithm": {"name": algorithm.name, **asdict(algorithm)},
+            "resolved": {
+                "engine": choice.engine,
+                "threads": choice.threads,
+                "memory": settings.memory,
+                "device": settings.device,
+                "engine_reason": choice.reason,
+                "loss": getattr(task.objective, "__name__", "custom"),
+                "parameters": task.size,
+                "clients": len(federation),
+                "classes": federation.classes,
+                "input_shape": list(federation.x.shape[1:]),
+                "outputs": federation.classes or int(np.prod(federation.y.shape[1:])),
+                "fingerprint": federation.fingerprint,
+            },
+            "versions": {
+                "personafl": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+        if going_on:
+            folder.check_same(manifest)
+            manifest["created"] = folder.manifest().get("created", manifest["created"])
+            folder.write_manifest(manifest)
+        else:
+            folder.create(manifest)
+        runner = Runner(algorithm, engine, schedule, folder, manifest, [RunFiles(folder), *listeners])
+        if going_on:
+            runner.resume()
+        runner.run()
+    return Run(folder.path, algorithm=algorithm, task=task, temporary=temporary)
