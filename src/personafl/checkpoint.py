@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from personafl.algorithms.base import State
@@ -31,7 +32,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> None:
-    """Write a checkpoint, then remove all but the newest `keep`."""
+    """Write a checkpoint, then remove all but it and the newest before it, `keep` in all."""
     with disk_errors(folder, "creating"):
         folder.mkdir(parents=True, exist_ok=True)
     stem = f"round-{checkpoint.round:06d}"
@@ -45,9 +46,11 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> None:
         "values": checkpoint.values,
     }
     write_text(folder / f"{stem}.json", json.dumps(record, indent=1))
-    for old in sorted(folder.glob("round-*.json"))[:-keep]:
-        old.unlink(missing_ok=True)
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    # Later ones are damaged, or this run would have gone on from them.
+    kept = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= stem)[-keep:]
+    for path in sorted(folder.glob("round-*")):  # the .json goes before its data
+        if path.name.partition(".")[0] not in kept or path.suffix == ".partial":
+            path.unlink(missing_ok=True)
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -55,7 +58,7 @@ def latest(folder: Path) -> Checkpoint | None:
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
             return _read(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             log.warning("checkpoint %s is damaged (%s): using the one before it", path.name, error)
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -67,10 +68,9 @@ def run(
     try:
         done = train_config(settings, folder, resume, [ProgressBar(err)])
     except Interrupted:
-        again = " ".join(f"-s {part}" for part in set_ or [])
-        err.print(
-            f"Stopped. Continue with: personafl run {config} {again}{' ' if again else ''}--out {folder} --resume"
-        )
+        settings_again = [word for part in set_ or [] for word in ("-s", part)]
+        again = shlex.join(["personafl", "run", str(config), *settings_again, "--out", str(folder), "--resume"])
+        err.print(f"Stopped. Continue with: {again}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({"run": str(folder), **done.score}))

@@ -6,14 +6,17 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import torch
+from pydantic import TypeAdapter, ValidationError
 
 from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
+from personafl.algorithms.base import check
 from personafl.data import PARTITIONS, SOURCES, Digits, Partition, Source, build
+from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.models import DEFAULT_MODEL, MODELS, Model
@@ -40,6 +43,15 @@ class EngineSettings:
     threads: int | None = None
     memory: int = 1024
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _registered("engine", self.name, ("auto", *ENGINES))
+        check("engine.threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
+        check("engine.memory", self.memory, self.memory >= 1, "at least 1 megabyte")
+        try:
+            torch.zeros(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"engine.device = {self.device!r}: {str(error).splitlines()[0]}") from None
 
 
 @dataclass(frozen=True)
@@ -112,8 +124,7 @@ def parse(values: Mapping[str, Any]) -> Config:
         chosen["model"] = choose("model", {"name": DEFAULT_MODEL[source.name]}, MODELS, None)
     schedule = {key: values[key] for key in values if key in _TOP and key not in ("seed", "splits")}
     seed = checked(int, "seed", values.get("seed", 0))
-    if seed < 0:
-        raise ConfigError(f"seed = {seed}: must be at least 0")
+    check("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
     return Config(
         seed=seed,
         schedule=checked(Schedule, "", schedule),
@@ -140,20 +151,19 @@ def choose(kind: str, table: dict[str, Any], registry: Mapping[str, type], defau
         if table:
             raise ConfigError(f"[{kind}] has no name: choose one of {', '.join(registry)}")
         return None
-    if name not in registry:
-        raise ConfigError(f"{kind} = {name!r} is unknown{_suggest(str(name), registry)}; known: {', '.join(registry)}")
+    _registered(kind, name, tuple(registry))
     return checked(registry[name], kind, {key: value for key, value in table.items() if key != "name"})
 
 
 def checked(kind: Any, where: str, value: Any) -> Any:
     """Validate strictly (no "False" that means true), with one line for the first thing that is wrong."""
     prefix = f"{where}." if where and isinstance(value, dict) else where
-    if isinstance(value, dict):
+    if isinstance(value, dict) and is_dataclass(kind):
         for key in value:
             _known(prefix, key, [f.name for f in fields(kind)])
     try:
-        adapter = TypeAdapter(kind) if isinstance(value, dict) else TypeAdapter(kind, config=ConfigDict())
-        return adapter.validate_json(json.dumps(value), strict=True)
+        # By way of JSON, because TOML's lists may stand for tuples; a date becomes a string, which nothing takes.
+        return TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         first = cast(Any, error.errors()[0])
         key = prefix + ".".join(str(part) for part in first["loc"] if isinstance(part, str))
@@ -164,14 +174,19 @@ def _plain(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
+def _registered(kind: str, name: Any, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{kind} = {name!r} is unknown{_suggest(str(name), known)}; known: {', '.join(known)}")
+
+
 def _known(prefix: str, key: str, known: Sequence[str]) -> None:
     if key not in known:
         where = f"{prefix}{key}"
         raise ConfigError(f"unknown key {where!r}{_suggest(key, known, prefix)}; known here: {', '.join(known)}")
 
 
-def _suggest(word: str, known: Sequence[str] | Mapping[str, Any], prefix: str = "") -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def _suggest(word: str, known: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" (did you mean {prefix + near[0]!r}?)" if near else ""
 
 

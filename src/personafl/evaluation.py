@@ -89,7 +89,7 @@ def client_table(engine: Engine, round: int, columns: Columns, steps: Ints, acti
     """
     federation = engine.federation
     count = len(federation)
-    sizes = {split: federation.sizes(split) for split in ("train", "val", "test")}  # type: ignore[arg-type]
+    sizes = {split: federation.sizes(split) for split in ("train", "val", "test")}
     out: dict[str, pa.Array] = {
         "client": pa.array(federation.ids),
         "group": pa.array(federation.groups if federation.groups is not None else [None] * count, pa.string()),

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from personafl.errors import RunError
 
 
 @contextmanager
 def disk_errors(path: Path, doing: str) -> Iterator[None]:
-    """Turn an OSError into a RunError that says what happened to which file and what to do."""
+    """Turn an error of the disk into a RunError that says what happened to which file and what to do."""
     try:
         yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "; free some space, then continue with --resume" if full else ""
-        raise RunError(f"{doing} {path} failed: {error.strerror or error}{advice}") from error
+        raise RunError(f"{doing} {path} failed: {os.strerror(number) if number else error}{advice}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -48,6 +52,13 @@ def write_text(path: Path, text: str) -> None:
         to.write_text(text, encoding="utf-8")
 
     write_atomically(path, write)
+
+
+def _error_number(error: Exception) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os error (\d+)", str(error))  # safetensors has it in its text only
+    return int(found[1]) if found else None
 
 
 def _sync_folder(path: Path) -> None:

@@ -44,6 +44,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self.rounds_file = path / "rounds.jsonl"
+        self.timings_file = path / "timings.jsonl"
         self.clients_file = path / "clients.parquet"
         self.models = path / "models"
         self._parts = path / "clients.parts"
@@ -74,16 +75,17 @@ class RunFolder:
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything else."""
-        if self.exists:
-            raise RunError(
-                f"{self.path} already holds a run: continue it with --resume, or name another folder with --out"
-            )
-        if self.path.is_dir() and any(
-            entry.suffix != ".partial" and entry.name != ".lock" for entry in self.path.iterdir()
-        ):
-            raise RunError(f"{self.path} is not empty and holds no run: name another folder with --out")
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file: name a folder with --out")
+        with disk_errors(self.path, "reading"):
+            if self.exists:
+                raise RunError(
+                    f"{self.path} already holds a run: continue it with --resume, or name another folder with --out"
+                )
+            if self.path.exists() and not self.path.is_dir():
+                raise RunError(f"{self.path} is a file: name a folder with --out")
+            if self.path.exists() and any(
+                entry.suffix != ".partial" and entry.name != ".lock" for entry in self.path.iterdir()
+            ):
+                raise RunError(f"{self.path} is not empty and holds no run: name another folder with --out")
 
     def create(self, manifest: dict[str, Any]) -> None:
         """Start a new run here."""
@@ -101,14 +103,14 @@ class RunFolder:
                     f"{self.path} holds another run: its {key} is {old.get(key)!r}, now it is {new.get(key)!r}; "
                     "resume with the same settings, or name another folder with --out"
                 )
-        before, now = old.get("resolved.fingerprint"), new.get("resolved.fingerprint")
-        if before != now:
-            raise RunError(f"the data is not the same as when {self.path} was started: cannot resume on it")
+        for key, what in (("fingerprint", "data"), ("parameters", "model"), ("loss", "loss")):
+            if old.get(f"resolved.{key}") != new.get(f"resolved.{key}"):
+                raise RunError(f"the {what} is not the same as when {self.path} was started: cannot resume with it")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process at a time may train into a folder."""
-        with disk_errors(self.path, "locking"):
+        with disk_errors(self.path, "creating"):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -175,9 +177,10 @@ class RunFolder:
                 for path in folder.glob("round-*"):
                     if int(path.name[6:12]) > round or path.suffix == ".partial":
                         path.unlink()
-            if self.rounds_file.exists():
-                kept = [json.dumps(record) + "\n" for record in self.rounds() if record["round"] <= round]
-                write_text(self.rounds_file, "".join(kept))
+            for file in (self.rounds_file, self.timings_file):
+                kept = [json.dumps(record) + "\n" for record in _json_lines(file) if record["round"] <= round]
+                if file.exists():
+                    write_text(file, "".join(kept))
 
     def _split_clients(self) -> None:
         """Undo `merge_clients`: each row group is an evaluation."""
@@ -198,8 +201,8 @@ class RunFolder:
         return _json_lines(self.rounds_file)
 
     def timings(self) -> list[dict[str, Any]]:
-        """The lines of timings.jsonl; a round that was done twice counts once, by its last time."""
-        return list({record["round"]: record for record in _json_lines(self.path / "timings.jsonl")}.values())
+        """The lines of timings.jsonl."""
+        return _json_lines(self.timings_file)
 
     def clients(self) -> pa.Table:
         """All rows of all evaluations so far."""

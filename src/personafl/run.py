@@ -23,7 +23,7 @@ from personafl.evaluation import personalize
 from personafl.federation import Federation
 from personafl.folder import RunFolder
 from personafl.models import MODELS, initialize
-from personafl.task import Task
+from personafl.task import LOSSES, Task
 
 
 class Run:
@@ -141,7 +141,7 @@ class Run:
         server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
         sent = algorithm.welcome(server)
         row = {name: value[0] for name, value in sent.each.items()}
-        own: State = algorithm.join(self.task.theta0, {**sent.shared, **row})
+        own: State = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
         own = {name: value[None] for name, value in own.items()}
         ids = federation.starts("train") * 0
         own = engine.run(Work(algorithm, found.round, "newcomer", ids, own, sent)).own
@@ -171,7 +171,7 @@ class Run:
                     raise RunError(f"{self.path} trained a {self.manifest['model']['class']}: give it as module=…")
                 model = choose("model", self.manifest["model"], MODELS, None)
                 module = initialize(model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]))
-            self._task = Task(module, resolved["loss"])
+            self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task
 
     def _models(self, name: str) -> Any:
@@ -184,6 +184,10 @@ class Run:
 def load(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
     """Open a run folder. Nothing in it is executed."""
     return Run(path, module, algorithm)
+
+
+def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
 
 
 def _array(value: Any) -> Any:

@@ -114,6 +114,10 @@ class Runner:
     def resume(self) -> bool:
         """Take up the newest undamaged checkpoint; False if there is none (the run starts anew)."""
         found = checkpoint.latest(self.folder.checkpoints)
+        if found is not None and found.round > self.schedule.rounds:
+            raise RunError(
+                f"{self.folder.path} has {found.round} rounds already, more than the {self.schedule.rounds} asked for"
+            )
         if found is not None:
             self._restore(found)
         self.folder.rewind(self.round)
@@ -129,16 +133,12 @@ class Runner:
         TrainingFailed
             If every client of a cohort diverged.
         """
-        if self.round > self.schedule.rounds:
-            raise RunError(
-                f"{self.folder.path} has {self.round} rounds already, more than the {self.schedule.rounds} asked for"
-            )
         for listener in self.listeners:
             listener.started(self.manifest, self.round)
         try:
             with torch_threads(self.engine.threads), self._interruptible(), torch.no_grad():
                 while self.round < self.schedule.rounds:
-                    self._next_round()
+                    self.step()
                 self._write_models()
                 self.folder.merge_clients()
         finally:
@@ -147,7 +147,8 @@ class Runner:
 
     # --- a round -------------------------------------------------------------------------------------------
 
-    def _next_round(self) -> None:
+    def step(self) -> dict[str, float]:
+        """One round; how many seconds its parts took."""
         begun = time.perf_counter()
         round = self.round + 1
         record, seconds = self._train(round)
@@ -164,6 +165,7 @@ class Runner:
             self._checkpoint()
         if self._stop and not last:
             raise Interrupted
+        return seconds
 
     def _train(self, round: int) -> tuple[dict[str, Any], dict[str, float]]:
         federation = self.engine.federation
@@ -181,12 +183,14 @@ class Runner:
         names = [federation.ids[i] for i in bad]
         if len(bad):
             self.failed[bad] += 1
-            log.warning("round %d: the update of %d of %d clients is not finite and is left out: %s",
-                        round, len(bad), len(ids), ", ".join(names[:5]) + (", …" if len(names) > 5 else ""))  # fmt: skip
+            listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+            log.warning("round %d: %d of %d updates are not finite and left out: %s", round, len(bad), len(ids), listed)
         if len(bad) == len(ids):
+            saved = any(self.folder.checkpoints.glob("round-*.json"))
             raise TrainingFailed(
-                f"round {round}: every active client diverged (update not finite; first: {names[0]}); the last good "
-                f"checkpoint is kept in {self.folder.checkpoints}. A smaller local.lr usually helps"
+                f"round {round}: every active client diverged (update not finite; first: {names[0]}); "
+                + (f"the last good checkpoint is kept in {self.folder.checkpoints}" if saved else "no checkpoint yet")
+                + ". A smaller local.lr usually helps"
             )
         kept = ids[good]
         own, up = result.own, result.up
@@ -224,6 +228,7 @@ class Runner:
         tensors = {
             **{f"server.{name}": value for name, value in self.server.items()},
             **{f"store.{name}": value for name, value in self.store.state().items()},
+            "theta0": self.engine.task.theta0,
             "steps": torch.from_numpy(self.steps),
             "active": torch.from_numpy(self.active),
             "failed": torch.from_numpy(self.failed),
@@ -238,6 +243,9 @@ class Runner:
             if rest:
                 parts[group][rest] = value if rest == "slots" else value.to(device)
         self.round, self.server = found.round, parts["server"]
+        # Clients that were never active start from the weights that the run began with, not from this process's.
+        theta0 = found.tensors["theta0"].to(device)
+        self.store = ClientStore(self.algorithm.new_client(theta0), len(self.engine.federation))
         self.store.restore(parts["store"])
         self.steps = found.tensors["steps"].numpy().copy()
         self.active = found.tensors["active"].numpy().copy()
@@ -252,8 +260,8 @@ class Runner:
         if self._personal is None:  # the process that evaluated the last round did not live to write them
             parts = personal_models(self.algorithm, self.engine, self.server, self.store, self.round, last=True)
             self._personal = torch.cat([part.theta.cpu() for part in parts])
-        metadata = {"format": "pt", "clients": json.dumps(list(ids))}
-        self.folder.write_models("personal", task.state_dict(self._personal), metadata)
+        # One key only: safetensors writes several in an order that differs from process to process.
+        self.folder.write_models("personal", task.state_dict(self._personal), {"clients": json.dumps(list(ids))})
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
@@ -35,8 +36,10 @@ class Batch:
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each sample; classes are the last axis, further axes are averaged."""
+    if outputs.dim() == 2:
+        return F.cross_entropy(outputs, y, reduction="none")
     value = torch.logsumexp(outputs, -1) - outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    return value if value.dim() == 1 else value.flatten(1).mean(1)
+    return value.flatten(1).mean(1)
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
@@ -210,6 +213,13 @@ class Task:
                 self.split(theta), batch.x, batch.y, batch.weight, batch.key, extra
             ).values()
         return torch.cat([g.flatten(1) for g in grads], 1)
+
+    def predict_stacked(self, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """`predict` for K clients with K vectors: every tensor has a leading axis K."""
+        if self.stacks_natively:
+            return stacking.forward(self._inference, self.split(theta), x)
+        outputs: Tensor = vmap(self.predict)(theta, x, weight)
+        return outputs
 
     def evaluate_stacked(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
         """`evaluate` for K clients with K vectors: every tensor has a leading axis K, and so have the sums."""

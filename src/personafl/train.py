@@ -25,7 +25,7 @@ from personafl.folder import RunFolder
 from personafl.models import initialize
 from personafl.run import Run
 from personafl.runner import Runner, Schedule
-from personafl.task import Objective, Task
+from personafl.task import LOSSES, Objective, Task
 from personafl.version import __version__
 
 log = logging.getLogger("personafl")
@@ -152,9 +152,11 @@ def _train(
         going_on = resume and folder.exists
         if going_on:
             # The engine and its threads are part of the answer's last bits: keep what the run began with.
-            resolved = folder.manifest().get("resolved", {})
-            if settings.name == "auto" and "engine" in resolved:
-                settings = replace(settings, name=resolved["engine"], threads=resolved["threads"])
+            begun = folder.manifest().get("resolved", {})
+            if settings.name == "auto" and "engine" in begun:
+                settings = replace(settings, name=begun["engine"])
+            if settings.threads is None and settings.name == begun.get("engine"):
+                settings = replace(settings, threads=begun["threads"])
         engine, choice = make_engine(
             settings.name, task, federation, local, seed, settings.memory, settings.threads, settings.device,
             cohort=schedule.cohort_size(len(federation)),
@@ -172,7 +174,7 @@ def _train(
                 "memory": settings.memory,
                 "device": settings.device,
                 "engine_reason": choice.reason,
-                "loss": getattr(task.objective, "__name__", "custom"),
+                "loss": next((name for name, known in LOSSES.items() if known is task.objective), "custom"),
                 "parameters": task.size,
                 "clients": len(federation),
                 "classes": federation.classes,
@@ -187,14 +189,15 @@ def _train(
                 "numpy": np.__version__,
             },
         }
+        runner = Runner(algorithm, engine, schedule, folder, manifest, [RunFiles(folder), *listeners])
         if going_on:
             folder.check_same(manifest)
             manifest["created"] = folder.manifest().get("created", manifest["created"])
+            if choice.engine == begun.get("engine"):
+                manifest["resolved"]["engine_reason"] = begun["engine_reason"]
+            runner.resume()
             folder.write_manifest(manifest)
         else:
             folder.create(manifest)
-        runner = Runner(algorithm, engine, schedule, folder, manifest, [RunFiles(folder), *listeners])
-        if going_on:
-            runner.resume()
         runner.run()
     return Run(folder.path, algorithm=algorithm, task=task, temporary=temporary)

@@ -6,6 +6,8 @@ spent on a client that has finished.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,12 @@ from personafl.engines.base import (
     Engine,
     Result,
     Split,
-    StepBatches,
     ValidationData,
     Work,
     cores,
 )
-from personafl.engines.batches import Ints
+from personafl.engines.batches import Ints, Plan
+from personafl.engines.outside import outside_vmap
 from personafl.task import Batch, Objective, Task
 
 Fields = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -46,10 +48,6 @@ class StackedEngine(Engine):
         def begin(own: State, sent: State, info: State, val: Fields | None) -> tuple[State, Tensor]:
             return program.begin(own, sent, self._context(work, info, self._validation(val)))
 
-        def step(carry: State, sent: State, info: State, batches: list[Fields]) -> State:
-            grad = StepBatches(self.task, [Batch(*fields) for fields in batches], self._gradient)
-            return program.step(carry, sent, grad, self._context(work, info, None))
-
         def finish(own: State, carry: State, sent: State, info: State, val: Fields | None) -> tuple[State, State]:
             return program.finish(own, carry, sent, self._context(work, info, self._validation(val)))
 
@@ -68,10 +66,8 @@ class StackedEngine(Engine):
             stepped_sent = {**work.sent.shared, **each}
             stepped_info = {name: value.index_select(0, rows) for name, value in info.items()}
 
-        carry = self._steps(
-            Work(program, work.round, work.purpose, work.ids[order], {}, work.sent),
-            keys[order], steps[order], carry, stepped_sent, stepped_info, vmap(step, in_dims=(0, dims, 0, 0)),
-        )  # fmt: skip
+        ordered = Work(program, work.round, work.purpose, work.ids[order], {}, work.sent)
+        carry = self._steps(ordered, keys[order], steps[order], carry, stepped_sent, stepped_info, dims)
         if not in_order:
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
             carry = {name: value.index_select(0, back) for name, value in carry.items()}
@@ -79,25 +75,16 @@ class StackedEngine(Engine):
         return Result(own, up, wanted)
 
     def _steps(
-        self,
-        work: Work,
-        keys: NDArray[np.uint64],
-        steps: Ints,
-        carry: State,
-        sent: State,
-        info: State,
-        step: Any,
+        self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, sent: State, info: State, dims: Any
     ) -> State:
         """All steps of clients that are sorted by their number of steps, longest first."""
-        plan, draws = self._plan(work, keys, steps), work.program.batches_per_step
-        index, counts = torch.from_numpy(np.ascontiguousarray(plan.positions)), torch.from_numpy(plan.counts)
-        slot = torch.arange(index.shape[-1])
-        dropout = self._dropout_keys(keys, index.shape[1])
-        names = list(carry)
+        draws, names = work.program.batches_per_step, list(carry)
+        plan = self._plan(work, keys, steps)
+        drawn = _Drawn(self, plan, self._dropout_keys(keys, plan.counts.shape[1]))
         done: State = {}
-        live = len(steps)
-        for s in range(int(steps.max(initial=0))):
-            left = int(np.searchsorted(-steps, -s, side="left"))  # clients with more than s steps
+        live, step = len(steps), 0
+        while step < int(steps.max(initial=0)):
+            left = int(np.searchsorted(-steps, -step, side="left"))  # clients with more than `step` steps
             if left < live:
                 done = done or {name: torch.empty_like(carry[name]) for name in names}
                 for name in names:
@@ -106,12 +93,21 @@ class StackedEngine(Engine):
                 info = {name: value[:left] for name, value in info.items()}
                 sent = {name: value[:left] if name in work.sent.each else value for name, value in sent.items()}
                 live = left
-            batches = []
-            for d in range(s * draws, (s + 1) * draws):
-                x, y = self._gather(index[:live, d])
-                weight = (slot < counts[:live, d, None]).float().to(self.device)
-                batches.append((x, y, weight, dropout[:live, d].to(self.device)))
-            carry = step(carry, sent, info, batches)
+            until = int(steps[live - 1])  # nobody drops off before
+
+            def segment(
+                row: Tensor, carry: State, sent: State, info: State, *, begin: int, end: int, live: int
+            ) -> State:
+                ctx = self._context(work, info, None)
+                for s in range(begin, end):
+                    batches = [drawn.batch(d, live) for d in range(s * draws, (s + 1) * draws)]
+                    carry = work.program.step(carry, sent, StackedBatches(self.task, batches, row), ctx)
+                return carry
+
+            bound = partial(segment, begin=step, end=until, live=live)
+            rows = torch.arange(live, device=self.device)
+            carry = vmap(bound, in_dims=(0, 0, dims, 0))(rows, carry, sent, info)
+            step = until
         if not done:
             return {name: carry[name] for name in names}
         for name in names:
@@ -120,11 +116,6 @@ class StackedEngine(Engine):
 
     def _validation(self, fields: Fields | None) -> ValidationData | None:
         return None if fields is None else ValidationData(self.task, Batch(*fields))
-
-    def _gradient(self, theta: Tensor, batch: Batch, objective: Objective | None, extra: State) -> Tensor:
-        fields = (theta, *_fields(batch), *extra.values())
-        out: Tensor = _StackedGradient.apply(self.task, objective, tuple(extra), *fields)  # type: ignore[no-untyped-call]
-        return out
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         dims: Any = {**{n: None for n in sent.shared}, **{n: 0 for n in sent.each}}
@@ -171,30 +162,38 @@ class StackedEngine(Engine):
         return out
 
 
-class _StackedGradient(torch.autograd.Function):
-    """Steps out of vmap: where a step asks for a gradient, all clients' are computed as one batch."""
+class _Drawn:
+    """The batches of all steps, fetched when their step comes."""
 
-    @staticmethod
-    def forward(task: Task, objective: Objective | None, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-        theta, x, y, weight, key, *extra = tensors
-        return task.gradient(theta, Batch(x, y, weight, key), objective, **dict(zip(names, extra, strict=True)))
+    def __init__(self, engine: Engine, plan: Plan, dropout: Tensor) -> None:
+        self._gather, self._device = engine._gather, engine.device
+        self._index = torch.from_numpy(np.ascontiguousarray(plan.positions.swapaxes(0, 1)))
+        counts = torch.from_numpy(np.ascontiguousarray(plan.counts.T))
+        self._weight = (torch.arange(self._index.shape[-1]) < counts[..., None]).float().to(self._device)
+        self._dropout = dropout.T.contiguous().to(self._device)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+    def batch(self, draw: int, live: int) -> Batch:
+        x, y = self._gather(self._index[draw, :live])
+        return Batch(x, y, self._weight[draw, :live], self._dropout[draw, :live])
 
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], task: Task, objective: Objective | None,
-        names: tuple[str, ...], *tensors: Tensor,
-    ) -> tuple[Tensor, int]:  # fmt: skip
-        stacked = [
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(tensors, in_dims[3:], strict=True)
-        ]
-        theta, x, y, weight, key, *extra = stacked
-        named = dict(zip(names, extra, strict=True))
-        return task.gradient_stacked(theta, Batch(x, y, weight, key), objective, **named), 0
+
+class StackedBatches:
+    """The `grad` of a step under vmap. It steps out of vmap: all clients' gradients are computed as one batch.
+
+    `row` is a number for each client that vmap has batched; it tells vmap that the result differs between clients
+    even where `theta` is the same for all.
+    """
+
+    def __init__(self, task: Task, batches: Sequence[Batch], row: Tensor) -> None:
+        self._task, self._batches, self._row = task, batches, row
+
+    def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        function = partial(self._task.gradient_stacked, batch=self._batches[batch], objective=objective)
+        return outside_vmap(function, self._row, theta, **extra)
+
+    def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
 
 def _fields(batch: Batch) -> Fields:

@@ -1,0 +1,118 @@
+"""The arrays that people bring (lists, numpy, torch), and how they get into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.errors import DataError
+
+Split = Literal["train", "val", "test"]
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+Pair = tuple[Any, Any]
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def split_index(split: Split) -> int:
+    """Where a split comes in a client's samples."""
+    if split not in SPLITS:
+        raise DataError(f"there is no split {split!r}, only train, val and test")
+    return SPLITS.index(split)
+
+
+def pair(x: Any, y: Any, where: str) -> tuple[Array, Array]:
+    """Features and labels as numpy arrays, uncopied where possible; `where` names them in an error."""
+    features, targets = _numbers(x, f"x of {where}"), _numbers(y, f"y of {where}")
+    if len(features) != len(targets):
+        raise DataError(f"{where}: x has {len(features)} samples and y has {len(targets)}; they must be as many")
+    return features, targets
+
+
+def client_pieces(ids: Sequence[str], entries: Sequence[Any]) -> tuple[list[tuple[Array, Array]], Indices, bool]:
+    """The (x, y) that clients bring, one after another; their sizes, (M, 3); whether they come divided into splits."""
+    divided = [isinstance(entry, Mapping) for entry in entries]
+    if any(divided) and not all(divided):
+        raise DataError(
+            f"client {ids[divided.index(False)]!r} is one (x, y) and client "
+            f"{ids[divided.index(True)]!r} is divided into splits; give all clients the same way"
+        )
+    pieces: list[tuple[Array, Array]] = []
+    counts = np.zeros((len(ids), 3), np.int64)
+    for m, entry in enumerate(entries):
+        for which, where, pair_of_split in _pieces_of(ids[m], entry):
+            pieces.append(pair(*pair_of_split, where))
+            counts[m, which] = len(pieces[-1][0])
+            _check_alike(pieces[0], pieces[-1], where, ids[0])
+    return pieces, counts, divided[0]
+
+
+def stored_features(pieces: Sequence[Array], rows: Sequence[Indices]) -> torch.Tensor:
+    """The given rows of each piece, one after another, as float32, int64 or uint8."""
+    dtype = np.result_type(*{piece.dtype for piece in pieces})
+    if dtype.kind == "f":
+        return _gather(pieces, rows, np.float32)
+    return _gather(pieces, rows, np.uint8 if dtype.itemsize == 1 and dtype.kind in "bu" else np.int64)
+
+
+def stored_labels(pieces: Sequence[Array], rows: Sequence[Indices]) -> torch.Tensor:
+    """The given rows of each piece, one after another, as int64 classes or float32 targets."""
+    dtype = np.result_type(*{piece.dtype for piece in pieces})
+    return _gather(pieces, rows, np.float32 if dtype.kind == "f" else np.int64)
+
+
+def _gather(pieces: Sequence[Array], rows: Sequence[Indices], dtype: type[np.generic]) -> torch.Tensor:
+    """One copy, whatever came in."""
+    gathered = np.empty((sum(map(len, rows)), *pieces[0].shape[1:]), dtype)
+    start = 0
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and the check for that names it
+        for piece, row in zip(pieces, rows, strict=True):
+            gathered[start : start + len(row)] = piece[row]
+            start += len(row)
+    return torch.from_numpy(gathered)
+
+
+def _numbers(value: Any, what: str) -> Array:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{what} is not one array: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what} holds {array.dtype} values, not numbers; convert it to an integer or float array")
+    if array.ndim == 0:
+        raise DataError(f"{what} is a single number; expected one entry a sample")
+    return array
+
+
+def _pieces_of(client: str, entry: Any) -> list[tuple[int, str, Pair]]:
+    """(position of the split, what to call it in an error, (x, y)) for each split that a client brings."""
+    parts: Mapping[Any, Any] = entry if isinstance(entry, Mapping) else {"train": entry}
+    if unknown := [str(part) for part in parts if part not in SPLITS]:
+        raise DataError(f"client {client!r} has a split {unknown[0]!r}; there are only train, val and test")
+    for brought in parts.values():
+        if not isinstance(brought, tuple | list) or len(brought) != 2:
+            raise DataError(f"client {client!r} must bring (x, y), or a mapping of splits to (x, y)")
+    where = {split: f"client {client!r}" + (f" ({split})" if parts is entry else "") for split in SPLITS}
+    return [(s, where[split], parts[split]) for s, split in enumerate(SPLITS) if split in parts]
+
+
+def _check_alike(first: tuple[Array, Array], other: tuple[Array, Array], where: str, first_client: str) -> None:
+    for what, mine, yours in (("features", first[0], other[0]), ("labels", first[1], other[1])):
+        if mine.shape[1:] != yours.shape[1:]:
+            raise DataError(
+                f"{where} has {what} of shape {yours.shape[1:]}, expected {mine.shape[1:]} as in client "
+                f"{first_client!r}"
+            )
+    if (first[1].dtype.kind == "f") != (other[1].dtype.kind == "f"):
+        raise DataError(
+            f"{where} has {other[1].dtype} labels and client {first_client!r} has {first[1].dtype}; use "
+            f"integers for classes or floats for regression everywhere"
+        )

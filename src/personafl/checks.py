@@ -1,0 +1,117 @@
+"""What must hold of a federation's arrays; each complaint says which clients it is about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.errors import DataError
+
+if TYPE_CHECKING:
+    from personafl.federation import Federation
+
+
+def check_structure(fed: Federation) -> None:
+    """The ids are unique, the types are the store's, the bounds cut the samples into clients that can all train."""
+    clients, samples, bounds = len(fed.ids), len(fed.x), fed.bounds
+    if clients == 0:
+        raise DataError("the federation is empty: no client was given")
+    if strangers := [client for client in fed.ids if not isinstance(client, str)]:
+        raise DataError(f"client ids must be strings, {strangers[0]!r} is not")
+    if repeated := [client for client, times in Counter(fed.ids).items() if times > 1]:
+        raise DataError(f"{many(len(repeated), 'client id')} given twice: {listing(repeated)}; ids must be unique")
+    if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (
+        torch.float32,
+        torch.int64,
+    ):
+        raise DataError(
+            f"x is {fed.x.dtype} and y is {fed.y.dtype}; the store holds x as float32, int64 or uint8 and "
+            f"y as int64 or float32 (the from_... constructors convert)"
+        )
+    if len(fed.y) != samples:
+        raise DataError(f"x has {samples} samples and y has {len(fed.y)}; they must be as many")
+    tiles = (
+        bounds.shape == (clients, 4)
+        and bounds[0, 0] == 0
+        and bounds[-1, 3] == samples
+        and bool((bounds[1:, 0] == bounds[:-1, 3]).all())
+        and bool((np.diff(bounds, axis=1) >= 0).all())
+    )
+    if not tiles:
+        raise DataError(
+            f"bounds of shape {bounds.shape} do not divide {samples} samples among {clients} clients: "
+            f"expected ({clients}, 4), each row ascending, starting where the row before ends"
+        )
+    if (idle := np.flatnonzero(fed.sizes("train") == 0)).size:
+        raise DataError(
+            f"{many(len(idle), 'client')} without training data: {listing([fed.ids[m] for m in idle])}; leave them out"
+        )
+    if fed.groups is not None and len(fed.groups) != clients:
+        raise DataError(f"{len(fed.groups)} groups for {clients} clients; give one a client")
+    for what, value in fed.truth.items():
+        if not what.isidentifier():  # it becomes a file name
+            raise DataError(f"truth {what!r} must be named like a variable")
+        if value.ndim == 0 or len(value) != clients or value.dtype.kind not in "biuf":
+            raise DataError(f"truth {what!r} must be numbers with first dimension {clients}, one row a client")
+
+
+def check_labels(fed: Federation) -> None:
+    """Labels are classes 0, 1, … below `classes`, or finite regression targets."""
+    if fed.y.is_floating_point():
+        if fed.classes is not None:
+            raise DataError(
+                f"classes = {fed.classes} was given but the labels are floats; convert them to integers, "
+                f"or leave classes out for regression"
+            )
+        if fed.y.ndim > 2:
+            raise DataError(f"regression targets have shape {tuple(fed.y.shape)}; expected (N,) or (N, d)")
+        return check_finite(fed, fed.y, "targets")
+    if fed.y.ndim != 1:
+        raise DataError(f"class labels have shape {tuple(fed.y.shape)}; expected (N,)")
+    labels = fed.y.numpy()
+    if (negative := labels < 0).any():
+        raise DataError(f"negative labels in {_culprits(fed, negative, 'label')}; classes count from 0")
+    if (beyond := labels >= (fed.classes or 0)).any():
+        raise DataError(
+            f"labels outside 0..{(fed.classes or 0) - 1} in {_culprits(fed, beyond, 'label')}; the largest "
+            f"is {labels.max()}, so give classes = {labels.max() + 1} or correct them"
+        )
+
+
+def check_finite(fed: Federation, values: torch.Tensor, what: str) -> None:
+    """No value is NaN or infinite."""
+    # One NaN or infinity makes the sum NaN or infinite: the usual case costs one pass and no memory.
+    if not values.is_floating_point() or torch.isfinite(values.sum(dtype=torch.float64)):
+        return
+    bad = ~np.isfinite(values.numpy()).reshape(len(values), -1)
+    if bad.any():
+        raise DataError(f"NaN or infinite {what} in {_culprits(fed, bad, 'value')}; clean or leave them out")
+
+
+def owners(fed: Federation) -> NDArray[np.int64]:
+    """The position of each sample's client, (N,)."""
+    return np.repeat(np.arange(len(fed)), fed.bounds[:, 3] - fed.bounds[:, 0])
+
+
+def _culprits(fed: Federation, wrong: NDArray[np.bool_], unit: str) -> str:
+    """Which clients have wrong values, and how many."""
+    counts = np.bincount(owners(fed), weights=wrong.reshape(len(wrong), -1).sum(axis=1), minlength=len(fed)).astype(int)
+    clients = np.flatnonzero(counts)
+    named = [f"{fed.ids[m]} ({many(counts[m], unit)})" for m in clients]
+    return f"{many(len(clients), 'client')}: {listing(named)}"
+
+
+def many(count: int, unit: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+
+
+def listing(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
