@@ -7,7 +7,6 @@ timed in turn, round after round, so that a noisy machine disturbs all of them a
 
 from __future__ import annotations
 
-import ctypes
 import tempfile
 import time
 from collections.abc import Callable
@@ -74,7 +73,6 @@ def run_bench(
     repeat: int = 9, threads: int | None = None, progress: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
     """Time every job; a dictionary for each, with milliseconds and ratios."""
-    reuse_memory()
     return [_bench(job, repeat, threads or cores(), progress) for job in JOBS]
 
 
@@ -139,16 +137,6 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
             table.add_row(name, f"{ms['min']:.1f}", f"{ms['median']:.1f}", f"{ms['min'] / base:.2f}")
         out.append(table)
     return out
-
-
-def reuse_memory() -> None:
-    """Ask glibc to keep large blocks instead of handing them back after every step (page faults cost a fifth)."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):
-        pass  # another C library: its defaults stay
 
 
 def _own(task: Task, count: int) -> dict[str, Tensor]:

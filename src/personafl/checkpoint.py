@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
-from personafl.files import disk_errors, write_atomically, write_text
+from personafl.files import disk_errors, write_tensors, write_text
 
 log = logging.getLogger("personafl")
 
@@ -32,13 +32,12 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> None:
-    """Write a checkpoint, then remove all but it and the newest before it, `keep` in all."""
+    """Write a checkpoint, then `prune`."""
     with disk_errors(folder, "creating"):
         folder.mkdir(parents=True, exist_ok=True)
     stem = f"round-{checkpoint.round:06d}"
     data = folder / f"{stem}.safetensors"
-    tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
-    write_atomically(data, lambda to: save_file(tensors, to))
+    write_tensors(data, checkpoint.tensors)
     record = {
         "round": checkpoint.round,
         "sha256": _checksum(data),
@@ -46,8 +45,15 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> None:
         "values": checkpoint.values,
     }
     write_text(folder / f"{stem}.json", json.dumps(record, indent=1))
-    # Later ones are damaged, or this run would have gone on from them.
-    kept = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= stem)[-keep:]
+    prune(folder, checkpoint.round, keep)
+
+
+def prune(folder: Path, round: int, keep: int = 2) -> None:
+    """Remove all but a round's checkpoint and the newest before it, `keep` in all.
+
+    Later ones are damaged, or the run would have gone on from them.
+    """
+    kept = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= f"round-{round:06d}")[-keep:]
     for path in sorted(folder.glob("round-*")):  # the .json goes before its data
         if path.name.partition(".")[0] not in kept or path.suffix == ".partial":
             path.unlink(missing_ok=True)

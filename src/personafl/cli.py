@@ -40,10 +40,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="The config, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[Path, typer.Argument(help="The config, a TOML file.", metavar="CONFIG.toml", readable=False)],
     set_: Overrides = None,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder. Default: runs/<config>-<algorithm>-<seed>.")
+        Path | None,
+        typer.Option("--out", help="The run folder. Default: runs/<config>-<algorithm>-<seed>.", readable=False),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder after its last checkpoint.")
@@ -75,8 +76,11 @@ def run(
     if as_json:
         print(json.dumps({"run": str(folder), **done.score}))
         return
-    out.print(_score_table({settings.algorithm.name: done}))
-    out.print(f"Run folder: {folder}")
+    if "personal_loss" in done.score:
+        out.print(_score_table({settings.algorithm.name: done}))
+    else:
+        out.print("No client has test data, so nothing was measured on it.")
+    out.print(f"Run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -84,7 +88,8 @@ def demo(
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
     seed: Annotated[int, typer.Option(help="The seed of everything.")] = 0,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Where the runs go. Default: the next free runs/demo-N.")
+        Path | None,
+        typer.Option("--out", help="Where the runs go. Default: the next free runs/demo-N.", readable=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -100,7 +105,7 @@ def demo(
         return
     out.print(_score_table(runs))
     out.print(sentence(runs))
-    out.print(f"Runs: {next(iter(runs.values())).path.parent}")
+    out.print(f"Runs: {next(iter(runs.values())).path.parent}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -131,9 +136,12 @@ def list_(
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table(*(column.replace("_", " ") for column in rows[0]), title=what, title_justify="left")
+    shown = [column for column in rows[0] if column not in ("client_keeps", "newcomer", "paper")]  # for --json
+    table = Table(title=what, title_justify="left")
+    for column in shown:
+        table.add_column(column.replace("_", " "), no_wrap=column == "name", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(row[column]) for column in shown))
     out.print(table)
 
 
@@ -162,10 +170,11 @@ def version() -> None:
 
 def main() -> None:
     """Entry point: user mistakes become one line and an exit code."""
+    # On a terminal, warnings have to make way for the progress bar; elsewhere each is one line.
+    handler = RichHandler(console=err, show_time=False, show_path=False) if err.is_terminal else logging.StreamHandler()
     logging.basicConfig(
-        level=logging.WARNING, format="%(message)s",
-        handlers=[RichHandler(console=err, show_time=False, show_path=False)],
-    )  # fmt: skip
+        level=logging.WARNING, format="%(message)s" if err.is_terminal else "warning: %(message)s", handlers=[handler]
+    )
     from personafl.errors import PersonaflError
 
     try:

@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
+from personafl.algorithms.base import State
 from personafl.errors import RunError
 
 
@@ -52,6 +54,15 @@ def write_text(path: Path, text: str) -> None:
         to.write_text(text, encoding="utf-8")
 
     write_atomically(path, write)
+
+
+def write_tensors(path: Path, tensors: State, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
+    with disk_errors(path.parent, "cleaning"):
+        for rest in path.parent.glob(".tmp*"):  # what safetensors leaves when it is killed
+            rest.unlink(missing_ok=True)
+    saved = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_atomically(path, lambda to: save_file(saved, to, metadata))
 
 
 def _error_number(error: Exception) -> int | None:

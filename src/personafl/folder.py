@@ -23,11 +23,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
-from safetensors.torch import save_file
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import disk_errors, write_atomically, write_text
+from personafl.files import disk_errors, write_atomically, write_tensors, write_text
 
 try:
     import fcntl
@@ -140,13 +139,12 @@ class RunFolder:
         folder = self.path / "evaluations"
         with disk_errors(folder, "creating"):
             folder.mkdir(exist_ok=True)
-        saved = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        write_atomically(folder / f"round-{round:06d}.safetensors", lambda to: save_file(saved, to))
+        write_tensors(folder / f"round-{round:06d}.safetensors", tensors)
 
     def write_models(self, name: str, tensors: State, metadata: dict[str, str]) -> None:
         with disk_errors(self.models, "creating"):
             self.models.mkdir(exist_ok=True)
-        write_atomically(self.models / f"{name}.safetensors", lambda to: save_file(tensors, to, metadata))
+        write_tensors(self.models / f"{name}.safetensors", tensors, metadata)
 
     def merge_clients(self) -> None:
         """Make clients.parquet of the evaluations' parts: one row group each."""

@@ -57,10 +57,10 @@ class KeyedDropout(nn.Module):
         for extent in shape:
             count *= extent
         position = torch.arange(count, device=x.device).view(shape)
-        z = self.frame.key + self.frame.next_call() * _M2 + position * _GAMMA
+        z = (self.frame.key ^ self.frame.next_call()) * _M1 + position * _GAMMA
         z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _M1
         z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _M2
-        uniform = ((z >> 40) & 0xFFFFFF).to(x.dtype) / float(1 << 24)
+        uniform = ((z >> 40) & 0xFFFFFF).float() / float(1 << 24)
         return x * (uniform >= self.p).to(x.dtype) / (1.0 - self.p)
 
 
@@ -76,8 +76,9 @@ class WeightedBatchNorm(nn.Module):
         spatial = tuple(range(2, x.dim()))
         channelwise = (1, -1, *(1 for _ in spatial))
         over = (0, *spatial)
-        share = torch.ones_like(x[:, 0]).flatten(1)[:, 0] if self.frame.weight is None else self.frame.weight
-        share = (share / share.sum()).view(-1, *(1 for _ in x.shape[1:]))
+        share = x.new_ones(len(x)) if self.frame.weight is None else self.frame.weight
+        # A client without samples is padding throughout: nothing to normalize by.
+        share = (share / share.sum().clamp(min=1e-12)).view(-1, *(1 for _ in x.shape[1:]))
         places = 1
         for d in spatial:
             places *= x.shape[d]
@@ -98,8 +99,9 @@ def replace_layers(module: nn.Module, frame: Frame) -> nn.Module:
         For a layer that keeps running statistics: they would be shared between clients and are updated in
         place, which no parameter vector can express.
     """
-    for path, layer in list(module.named_modules()):
-        new: nn.Module | None = None
+    replaced: dict[int, nn.Module] = {}  # a layer that is used in two places stays one layer
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        new = replaced.get(id(layer))
         if isinstance(layer, _BatchNorm | _InstanceNorm) and layer.running_mean is not None:
             kind = type(layer).__name__
             raise ModelError(
@@ -107,7 +109,9 @@ def replace_layers(module: nn.Module, frame: Frame) -> nn.Module:
                 f"training, so clients would overwrite each other's: use nn.GroupNorm there, or statistics per "
                 f"client with {kind}(..., track_running_stats=False)"
             )
-        if isinstance(layer, _BatchNorm):
+        if new is not None:
+            pass
+        elif isinstance(layer, _BatchNorm):
             new = WeightedBatchNorm(layer, frame)
         elif isinstance(layer, _DROPOUTS):
             new = KeyedDropout(layer.p, frame, channels=not isinstance(layer, nn.Dropout))
@@ -118,6 +122,7 @@ def replace_layers(module: nn.Module, frame: Frame) -> nn.Module:
             )
         if new is None:
             continue
+        replaced[id(layer)] = new
         if not path:
             return new
         parent, _, name = path.rpartition(".")

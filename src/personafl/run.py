@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike
@@ -81,12 +83,16 @@ class Run:
 
     @property
     def score(self) -> dict[str, float]:
-        """The last evaluation in one number each: accuracies weighted by samples, mean losses."""
+        """The last evaluation in one number each: accuracies weighted by samples, mean losses.
+
+        What nobody has data for is left out.
+        """
         for record in reversed(self.rounds()):
             found = {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
             if found:
                 return found
-        raise RunError(f"{self.path} has no evaluation yet")
+        self.folder.clients()  # raises where nothing was evaluated yet
+        return {}
 
     @property
     def seconds(self) -> float:
@@ -139,12 +145,18 @@ class Run:
         local = checked(Local, "local", self.manifest["local"])
         engine = LoopEngine(self.task, federation, local, int(self.manifest["seed"]))
         server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
-        sent = algorithm.welcome(server)
-        row = {name: value[0] for name, value in sent.each.items()}
-        own: State = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
-        own = {name: value[None] for name, value in own.items()}
-        ids = federation.starts("train") * 0
-        own = engine.run(Work(algorithm, found.round, "newcomer", ids, own, sent)).own
+        algorithm = algorithm.prepare(replace(engine.setting, clients=int(resolved["clients"])))
+        ids = np.zeros(1, np.int64)
+        own: State = {}
+        up: State = {}
+        for number in range(algorithm.newcomer_rounds):
+            sent = algorithm.welcome(server, {name: value[0] for name, value in up.items()})
+            if number == 0:
+                row = {name: value[0] for name, value in sent.each.items()}
+                joined = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
+                own = {name: value[None] for name, value in joined.items()}
+            result = engine.run(Work(algorithm, found.round + number, "newcomer", ids, own, sent))
+            own, up = result.own, result.up
         return personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta[0]
 
     # --- what the run was made of ----------------------------------------------------------------------------

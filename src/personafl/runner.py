@@ -97,7 +97,8 @@ class Runner:
         manifest: dict[str, Any],
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.algorithm, self.engine, self.schedule = algorithm, engine, schedule
+        self.algorithm = algorithm = algorithm.prepare(engine.setting)
+        self.engine, self.schedule = engine, schedule
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
         clients = len(engine.federation)
         theta0 = engine.task.theta0.to(engine.device)
@@ -120,6 +121,7 @@ class Runner:
             )
         if found is not None:
             self._restore(found)
+            checkpoint.prune(self.folder.checkpoints, self.round)
         self.folder.rewind(self.round)
         return found is not None
 

@@ -19,6 +19,8 @@ _ELEMENTWISE = (
 
 def supports(module: nn.Module) -> bool:
     """Whether `forward` can compute this module."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return False
     if type(module) is nn.Sequential:
         return all(supports(child) for child in module)
     if type(module) is nn.Flatten:
@@ -31,7 +33,8 @@ def supports(module: nn.Module) -> bool:
 def forward(module: nn.Module, params: Mapping[str, Tensor], x: Tensor, prefix: str = "") -> Tensor:
     """Outputs of K clients: `x` is (K, B, …), each parameter (K, *shape)."""
     if type(module) is nn.Sequential:
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # named_children() leaves out a layer's second place
+            assert child is not None
             x = forward(child, params, x, f"{prefix}{name}.")
         return x
     if type(module) is nn.Linear:

@@ -41,7 +41,9 @@ class ClientStore:
         return out
 
     def put(self, ids: Ids, state: State) -> None:
-        """Store the states of these clients."""
+        """Store the states of these clients, each named once."""
+        if len(np.unique(ids)) != len(ids):
+            raise ValueError("a client is named twice")
         new = ids[self.slots[ids] < 0]
         if len(new):
             self._reserve(self.rows_used + len(new))

@@ -111,8 +111,8 @@ class Task:
         )
         self.template = module
         self.frame = Frame()
-        self._training = replace_layers(copy.deepcopy(module), self.frame).train()
-        self._inference = replace_layers(copy.deepcopy(module), self.frame).eval()
+        self._training = replace_layers(_copied(module), self.frame).train()
+        self._inference = replace_layers(_copied(module), self.frame).eval()
         trainable = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         if not trainable:
             raise ModelError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
@@ -145,7 +145,7 @@ class Task:
         """The vector as named parameters, copied, with the module's own shapes."""
         pieces = torch.split(theta.detach(), self.sizes, -1)
         lead = theta.shape[:-1]
-        return {n: p.reshape(*lead, *s).clone() for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+        return {n: p.reshape((*lead, *s)).clone() for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
     def vector(self, state: Mapping[str, Tensor]) -> Tensor:
         """Named parameters as one vector (the inverse of `state_dict`)."""
@@ -245,8 +245,17 @@ class Task:
         batch = Batch(x, y, torch.ones(len(x), device=x.device), torch.zeros((), dtype=torch.int64, device=x.device))
         try:
             with torch.no_grad():
-                self.loss(self.theta0.to(x.device), batch)
                 outputs = self.predict(self.theta0.to(x.device), x)
+                if self.objective is cross_entropy and outputs.shape[-1] <= int(y.max()):
+                    raise ModelError(f"the model has {outputs.shape[-1]} outputs but the data has label {int(y.max())}")
+                for name, function in {"loss": self.objective, **self.metrics}.items():
+                    shape = tuple(function(outputs, y).shape)
+                    if shape != (len(x),):
+                        raise ModelError(
+                            f"{name} gives values of shape {shape} for {len(x)} samples: it must give one value per "
+                            "sample (for a torch loss: reduction='none')"
+                        )
+                self.loss(self.theta0.to(x.device), batch)
         except ModelError:
             raise
         except Exception as error:
@@ -255,8 +264,6 @@ class Task:
                 f"{type(self.template).__name__} fails on a batch of features {tuple(x.shape)} {x.dtype} and labels "
                 f"{tuple(y.shape)} {y.dtype}: {reason}"
             ) from error
-        if self.objective is cross_entropy and outputs.shape[-1] <= int(y.max()):
-            raise ModelError(f"the model has {outputs.shape[-1]} outputs but the data has label {int(y.max())}")
         for name, old in before.items():
             if not torch.equal(self._constants[name], old):
                 layer = name.rpartition(".")[0]
@@ -324,6 +331,14 @@ class Task:
 
     def _sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         return {n: (f(outputs, y) * weight).sum() for n, f in {"loss": self.objective, **self.metrics}.items()}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:  # such as the old nn.utils.weight_norm
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error
 
 
 def _per_sample(objective: Objective, outputs: Tensor, y: Tensor, extra: Mapping[str, Tensor]) -> Tensor:

@@ -1,8 +1,16 @@
 """Algorithms, one file each. To add one: write its file, and name its class here."""
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Local, Program, Sent, State, Uploads
+from personafl.algorithms.apfl import Apfl
+from personafl.algorithms.base import Algorithm, Context, Gradient, Local, Program, Sent, Setting, State, Uploads
+from personafl.algorithms.ditto import Ditto
+from personafl.algorithms.fedamp import FedAmp, HeurFedAmp
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.perfedavg import PerFedAvg
+from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedme import PFedMe
+from personafl.algorithms.scaffold import Scaffold
 from personafl.algorithms.separate import Separate
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -13,22 +21,43 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedAvgFT,
         FedProx,
         FedProxFT,
+        Scaffold,
+        Apfl,
+        Ditto,
+        PFedMe,
+        PerFedAvg,
+        FedPer,
+        FedAmp,
+        HeurFedAmp,
+        PersFL,
+        PersFLGD,
     )
 }
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Apfl",
     "Context",
+    "Ditto",
+    "FedAmp",
     "FedAvg",
     "FedAvgFT",
+    "FedPer",
     "FedProx",
     "FedProxFT",
     "Gradient",
+    "HeurFedAmp",
     "Local",
+    "PFedMe",
+    "PerFedAvg",
+    "PersFL",
+    "PersFLGD",
     "Program",
+    "Scaffold",
     "Sent",
     "Separate",
+    "Setting",
     "State",
     "Uploads",
 ]

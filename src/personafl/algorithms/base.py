@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -198,15 +198,43 @@ def _bytes(state: Mapping[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in state.values())
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What an algorithm may need to know of a job before it starts.
+
+    Attributes
+    ----------
+    layers
+        Name and size of each piece of the parameter vector, in order: ("0.weight", 640), ("0.bias", 10), …
+    clients
+        The number of clients.
+    local
+        How clients train.
+    classification
+        Whether the model's outputs are the logits of classes.
+    """
+
+    layers: tuple[tuple[str, int], ...]
+    clients: int
+    local: Local
+    classification: bool
+
+
 class Program:
     """A client program: begin, some steps, finish. Local training is one; so is what comes before evaluation."""
 
-    copies: int = 1
-    """Run the program this many times for each client, side by side; `pick` makes one of them."""
-    batches_per_step: ClassVar[int] = 1
-    """How many batches each step draws; `grad(theta, batch=i)` takes the i-th."""
     uses_validation: ClassVar[bool] = False
-    """Whether `ctx.validation` is needed."""
+    """Whether `begin` and `finish` need `ctx.validation`."""
+
+    @property
+    def copies(self) -> int:
+        """Run the program this many times for each client, side by side; `pick` makes one of them."""
+        return 1
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches each step draws; `grad(theta, batch=i)` takes the i-th."""
+        return 1
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         raise NotImplementedError
@@ -239,6 +267,13 @@ class Algorithm(Program):
     newcomer: ClassVar[str] = "trains once from the final server's message, as a client of the last round would"
     """How a client that joins after training gets its personalized model."""
 
+    newcomer_rounds: ClassVar[int] = 1
+    """How many rounds a client that joins after training takes part in, by itself."""
+
+    def prepare(self, setting: Setting) -> Self:
+        """This algorithm, fitted to the job; or a ConfigError where its hyper-parameters do not fit."""
+        return self
+
     def new_server(self, theta0: Tensor, clients: int) -> State:
         return {"theta": theta0.clone()}
 
@@ -258,8 +293,11 @@ class Algorithm(Program):
         """The parameters of the one model that serves everybody, where the algorithm has one."""
         return server["theta"]
 
-    def welcome(self, server: State) -> Sent:
-        """What the server sends to a client that joins after training (`each` has one row)."""
+    def welcome(self, server: State, upload: State) -> Sent:
+        """What the server sends to a client that joins after training (`each` has one row).
+
+        `upload` is what the newcomer sent in the round before, or empty in its first.
+        """
         return self.send(server, torch.zeros(1, dtype=torch.int64))
 
     def join(self, theta0: Tensor, sent: State) -> State:

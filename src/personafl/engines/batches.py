@@ -63,7 +63,11 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> Plan:
     counts = np.minimum(size[:, None], sizes[:, None] - batch * size[:, None])
     slot = (first[:, None] + epoch * sizes[:, None] + batch * size[:, None])[..., None]
     slot = slot + np.minimum(np.arange(width), counts[..., None] - 1)
-    return Plan(order[np.minimum(slot, len(order) - 1)] if len(order) else slot, counts)
+    if not len(order):
+        return Plan(np.zeros_like(slot), counts)
+    positions = order[np.minimum(slot, len(order) - 1)]
+    positions[epochs == 0] = 0  # a client without steps has no order of its own
+    return Plan(positions, counts)
 
 
 def _orders(sizes: Ints, keys: Key, epochs: Ints) -> tuple[Ints, Ints]:

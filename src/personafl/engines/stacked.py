@@ -25,6 +25,7 @@ from personafl.engines.base import (
     ValidationData,
     Work,
     cores,
+    reuse_memory,
 )
 from personafl.engines.batches import Ints, Plan
 from personafl.engines.outside import outside_vmap
@@ -38,6 +39,10 @@ class StackedEngine(Engine):
 
     name = "stacked"
     default_threads = cores()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        reuse_memory()
 
     def _run_chunk(self, work: Work) -> Result:
         program, info, keys = work.program, self._info(work), self._keys(work)
@@ -168,7 +173,7 @@ class _Drawn:
     def __init__(self, engine: Engine, plan: Plan, dropout: Tensor) -> None:
         self._gather, self._device = engine._gather, engine.device
         self._index = torch.from_numpy(np.ascontiguousarray(plan.positions.swapaxes(0, 1)))
-        counts = torch.from_numpy(np.ascontiguousarray(plan.counts.T))
+        counts = torch.from_numpy(np.array(plan.counts.T, order="C"))
         self._weight = (torch.arange(self._index.shape[-1]) < counts[..., None]).float().to(self._device)
         self._dropout = dropout.T.contiguous().to(self._device)
 

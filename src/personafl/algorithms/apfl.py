@@ -1,0 +1,74 @@
+"""APFL: each client mixes its own model with the global one.
+
+Deng, Kamani, Mahdavi: Adaptive personalized federated learning. arXiv 2003.13461, 2020.
+
+    client   v̄ = α v + (1 − α) w_i                     at the start of every step, all gradients on one batch
+             v ← v − η α ∇f(v̄)
+             α ← clip[0,1](α − η ⟨v − w_i, ∇f(v̄)⟩)      where `adaptive`
+             w_i ← w_i − η ∇f(w_i)                       from w_i = w at the start of the round
+    server   w ← mean w_i
+
+Sent: w down, w_i up (1/1). A client keeps v and α. Personalized model: v̄ = α v + (1 − α) w with the current w. Ours: v
+starts from the first w that a client receives (the same as θ0 under full participation), so a client that was never
+active has w; the gradient with respect to v is α ∇f(v̄), taken at v̄ and not at v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, State, Uploads, check
+
+
+@dataclass(frozen=True)
+class Apfl(Algorithm):
+    """A mixture of a local and the global model, its weight fixed or learned."""
+
+    alpha: float = 0.5
+    adaptive: bool = False
+
+    name: ClassVar[str] = "apfl"
+    paper: ClassVar[str] = "Deng et al. 2020"
+    personalized: ClassVar[str] = "α v + (1 − α) w"
+    keeps: ClassVar[str] = "v, α"
+    newcomer: ClassVar[str] = "trains v once from the final w, at the initial α"
+
+    def __post_init__(self) -> None:
+        check("algorithm.alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]: the share of the client's own model")
+
+    def new_client(self, theta0: Tensor) -> State:
+        scalar = torch.zeros((), device=theta0.device)
+        return {"v": theta0, "alpha": scalar + self.alpha, "trained": scalar}
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        v = torch.where(own["trained"] > 0, own["v"], sent["theta"])
+        return {"w": sent["theta"], "v": v, "alpha": own["alpha"]}, ctx.steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        w, v, alpha = carry["w"], carry["v"], carry["alpha"]
+        at_mixture = grad(alpha * v + (1 - alpha) * w)
+        slope = torch.dot(v - w, at_mixture)
+        at_w = grad(w)
+        ctx.descend(carry, "v", alpha * at_mixture)
+        ctx.descend(carry, "w", at_w)
+        if self.adaptive:
+            carry["alpha"] = (alpha - ctx.lr * slope).clamp(0.0, 1.0)
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        kept = {"v": carry["v"], "alpha": carry["alpha"], "trained": torch.ones_like(own["trained"])}
+        return kept, {"theta": carry["w"]}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        return {**server, "theta": uploads.mean("theta")}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        v = torch.where(own["trained"] > 0, own["v"], sent["theta"])
+        return own["alpha"] * v + (1 - own["alpha"]) * sent["theta"]
+
+    def report(self, own: State, sent: State) -> State:
+        return {"alpha": own["alpha"]}

@@ -1,0 +1,210 @@
+"""FedAMP: attentive message passing, so that similar clients collaborate more; and its heuristic form.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized cross-silo federated learning on non-IID data. AAAI 2021.
+
+    server   u_i = ξ_ii w_i + Σ_{j≠i} ξ_ij w_j                                     (5)
+             fedamp       ξ_ij = α_k A′(‖w_i − w_j‖²),  A(t) = 1 − e^{−t/σ},  ξ_ii = 1 − Σ_{j≠i} ξ_ij    (7)
+             heurfedamp   ξ_ij = softmax_{j≠i}(σ cos(w_i, w_j)) · (1 − ξ_ii),  ξ_ii a hyper-parameter    (8)
+    client   w_i = argmin F_i(w) + (λ / 2α_k) ‖w − u_i‖²  by local steps from u_i   (6)
+
+Sent: u_i and the scalar λ/α_k down, w_i up (1/1); the server keeps the latest w_j of everybody. A client keeps w_i, its
+personalized model. The fixed point of (5) with (6) is stationary for Σ F_i + (λ/2) Σ_{i<j} A: equation (5) drops a
+factor 2 of the gradient of A(‖w_i − w_j‖²), and we keep (5).
+
+Ours, because nobody knows the scale of a distance between models beforehand:
+
+- All clients start from one θ0: averaging models of different random starts means nothing.
+- σ, where left out, is `sigma_scale` times the median squared distance from the active clients to the others,
+  measured anew in every round. For heurfedamp it is `contrast` over the standard deviation of the cosines.
+- α_k, where left out, is `alpha_fraction` of the largest value at which all rows are convex combinations now,
+  σ / max_i Σ_{j≠i} e^{−‖w_i−w_j‖²/σ}. A given α_k needs a given σ and must be at most σ/(m−1), which is enough always.
+- λ, where left out, is `pull` times α_k, so that (6) pulls by `pull` (w − u_i) whatever the scale.
+- A local step is w ← (w − ηg + ηρu)/(1 + ηρ), ρ = λ/α_k: the same stationary point as a gradient step on (6), and
+  stable for any ρ.
+- Partial participation: only active clients get a new u_i; a client that was never active has the u_i of its θ0.
+- A newcomer starts from the mean of all models, trains, and then gets a u of its own by similarity and trains again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class _MessagePassing(Algorithm):
+    """What both have in common: everything but the weights."""
+
+    pull: float = 1.0
+
+    paper: ClassVar[str] = "Huang et al. 2021"
+    personalized: ClassVar[str] = "w_i"
+    keeps: ClassVar[str] = "w_i"
+    newcomer: ClassVar[str] = "trains from the mean of all models, then from the models similar to its own"
+    newcomer_rounds: ClassVar[int] = 2
+
+    def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
+        """ξ (K, M) for the rows `w` (K, P), and the pull λ/α_k. Row k's own column is `ids[k]` (−1: it has none)."""
+        raise NotImplementedError
+
+    def new_server(self, theta0: Tensor, clients: int) -> State:
+        models = theta0.expand(clients, -1).clone()
+        return {"models": models, "round": torch.zeros((), dtype=torch.int64)}
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        everybody = server["models"]
+        ids = ids.to(everybody.device)
+        weights, pull = self._weights(everybody[ids], everybody, ids, server["round"])
+        return Sent({"pull": pull}, {"u": weights @ everybody})
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"theta": sent["u"]}, ctx.steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        ctx.descend(carry, "theta", grad(carry["theta"]))
+        rate = ctx.lr * sent["pull"]
+        carry["theta"].add_(rate * sent["u"]).div_(1 + rate)
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        w = carry["theta"]
+        return {"theta": w, "trained": torch.ones_like(own["trained"])}, {"theta": w}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        models = server["models"]
+        models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])
+        return {"models": models, "round": server["round"] + 1}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return torch.where(own["trained"] > 0, own["theta"], sent["u"])
+
+    def global_model(self, server: State) -> Tensor | None:
+        return None
+
+    def report_server(self, server: State) -> State:
+        everybody = server["models"]
+        ids = torch.arange(len(everybody), device=everybody.device)
+        return {"weights": self._weights(everybody, everybody, ids, server["round"])[0]}
+
+    def join(self, theta0: Tensor, sent: State) -> State:
+        return self.new_client(sent["u"])
+
+    def welcome(self, server: State, upload: State) -> Sent:
+        everybody = server["models"]
+        if not upload:
+            return Sent({"pull": torch.tensor(self.pull)}, {"u": everybody.mean(0, keepdim=True)})
+        own = upload["theta"][None]
+        weights, pull = self._weights(own, everybody, torch.tensor([-1]), server["round"])
+        return Sent({"pull": pull}, {"u": weights @ everybody + (1 - weights.sum(1, keepdim=True)) * own})
+
+
+@dataclass(frozen=True)
+class FedAmp(_MessagePassing):
+    """Each client gets its own cloud model, in which similar clients weigh more (Euclidean distance)."""
+
+    sigma: float | None = None
+    alpha: float | None = None
+    lam: float | None = None
+    sigma_scale: float = 0.5
+    alpha_fraction: float = 0.8
+    alpha_decay: float = 1.0
+    alpha_decay_every: int = 30
+
+    name: ClassVar[str] = "fedamp"
+
+    def __post_init__(self) -> None:
+        for key in ("sigma", "alpha", "lam"):
+            value = getattr(self, key)
+            check(f"algorithm.{key}", value, value is None or value > 0, "above 0, or left out")
+        check("algorithm.sigma_scale", self.sigma_scale, self.sigma_scale > 0, "above 0")
+        convex = "in (0, 1]: beyond its bound the weights of α_k are no longer convex"
+        check("algorithm.alpha_fraction", self.alpha_fraction, 0 < self.alpha_fraction <= 1, convex)
+        check("algorithm.alpha_decay", self.alpha_decay, 0 < self.alpha_decay <= 1, "in (0, 1]")
+        check("algorithm.alpha_decay_every", self.alpha_decay_every, self.alpha_decay_every >= 1, "at least 1 round")
+        check("algorithm.pull", self.pull, self.pull >= 0, "at least 0")
+        if self.alpha is not None and self.sigma is None:
+            raise ConfigError("algorithm.alpha is given without algorithm.sigma: its bound σ/(m−1) cannot be checked")
+
+    def prepare(self, setting: Setting) -> Self:
+        if self.alpha is not None and self.sigma is not None and setting.clients > 1:
+            bound = self.sigma / (setting.clients - 1)
+            reason = f"at most σ/(m−1) = {bound:g} for {setting.clients} clients: above it ξ_ii would be negative"
+            check("algorithm.alpha", self.alpha, self.alpha <= bound * (1 + 1e-9), reason)
+        return self
+
+    def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
+        distance = _squared_distances(w, everybody)
+        other = torch.arange(len(everybody), device=w.device) != ids[:, None]
+        apart = distance[other]
+        if self.sigma is not None:
+            sigma = torch.tensor(self.sigma, device=w.device)
+        else:
+            sigma = self.sigma_scale * (apart.median() if len(apart) else apart.new_ones(()))
+            sigma = torch.where(
+                sigma > 0, sigma, torch.ones_like(sigma)
+            )  # all models equal: any σ gives A′ its largest
+        closeness = torch.where(other, torch.exp(-distance / sigma), 0.0) / sigma  # A′
+        most = closeness.sum(1).max().clamp(min=1e-30)
+        alpha = self.alpha_fraction / most if self.alpha is None else torch.tensor(self.alpha, device=w.device)
+        alpha = alpha * self.alpha_decay ** torch.div(round, self.alpha_decay_every, rounding_mode="floor").to(w.device)
+        pull = torch.tensor(self.pull, device=w.device) if self.lam is None else self.lam / alpha
+        return _with_own(alpha * closeness, ids), pull
+
+
+@dataclass(frozen=True)
+class HeurFedAmp(_MessagePassing):
+    """FedAMP with cosine similarity, for deep networks, and a fixed weight for a client's own model."""
+
+    self_weight: float = 0.3
+    sigma: float | None = None
+    contrast: float = 1.0
+
+    name: ClassVar[str] = "heurfedamp"
+
+    def __post_init__(self) -> None:
+        share = "in [0, 1): ξ_ii is a client's share in its own cloud model"
+        check("algorithm.self_weight", self.self_weight, 0 <= self.self_weight < 1, share)
+        check("algorithm.sigma", self.sigma, self.sigma is None or self.sigma >= 0, "at least 0, or left out")
+        check("algorithm.contrast", self.contrast, self.contrast >= 0, "at least 0")
+        check("algorithm.pull", self.pull, self.pull >= 0, "at least 0")
+
+    def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
+        cosine = _unit(w) @ _unit(everybody).T
+        other = torch.arange(len(everybody), device=w.device) != ids[:, None]
+        if self.sigma is not None:
+            scale = torch.tensor(self.sigma, device=w.device)
+        else:
+            spread = cosine[other].std(unbiased=False) if other.any() else cosine.new_zeros(())
+            scale = torch.where(spread > 1e-7, self.contrast / spread.clamp(min=1e-7), torch.zeros_like(spread))
+        attention = torch.softmax(torch.where(other, scale * cosine, -torch.inf), 1)
+        attention = torch.nan_to_num(attention, 0.0)  # a single client has nobody to attend to
+        return _with_own((1 - self.self_weight) * attention, ids), torch.tensor(self.pull, device=w.device)
+
+
+def _with_own(weights: Tensor, ids: Tensor) -> Tensor:
+    """Give each row's own column what is left to 1 (a newcomer has no column)."""
+    rows = torch.nonzero(ids >= 0).flatten()
+    weights[rows, ids[rows]] = 1 - weights[rows].sum(1)
+    return weights
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖², by one matrix product. Centred first: models are close to each other and far from 0."""
+    centre = b.mean(0)
+    a, b = a - centre, b - centre
+    squared: Tensor = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * (a @ b.T)
+    return squared.clamp(min=0.0)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return vectors / length.clamp(min=1e-12)

@@ -1,0 +1,115 @@
+"""FedPer: the base layers are everybody's, the last layers are the client's own.
+
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated learning with personalization layers. arXiv 1912.00818, 2019.
+
+    client   (base, head) ← SGD from (received base, own head), both trained jointly
+    server   base ← Σ p_i base_i, as fedavg
+
+The head is the last `head` layers (a layer is a module with parameters of its own), or the parameters whose names start
+with one of `head_names`, such as "fc2". Sent: the base alone ((1−h)/(1−h), h the head's share of the model). A client
+keeps its head. Personalized model: the current base with the client's head. Ours: heads start from θ0's; a client that
+was never active has the current base with that head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FedPer(Algorithm):
+    """A shared base and a personal head."""
+
+    head: int = 1
+    head_names: tuple[str, ...] = ()
+    weights: Literal["samples", "equal"] = "samples"
+
+    # Sizes of the pieces of the vector, in order, and whether each belongs to the head: set by `prepare`.
+    _pieces: ClassVar[tuple[tuple[int, bool], ...]] = ()
+    name: ClassVar[str] = "fedper"
+    paper: ClassVar[str] = "Arivazhagan et al. 2019"
+    personalized: ClassVar[str] = "the current base with the client's head"
+    keeps: ClassVar[str] = "its head"
+    traffic: ClassVar[tuple[str, str]] = ("1 − h", "1 − h")
+    newcomer: ClassVar[str] = "trains base and head once from the final base and θ0's head, keeps the head"
+
+    def __post_init__(self) -> None:
+        check("algorithm.head", self.head, self.head >= 0, "at least 0")
+
+    def prepare(self, setting: Setting) -> Self:
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in setting.layers))
+        count = len(modules)
+        check("algorithm.head", self.head, self.head <= count, f"at most {count}, the number of the model's layers")
+        own = set(modules[count - self.head :])
+        for wanted in self.head_names:
+            if not any(_within(name, wanted) for name, _ in setting.layers):
+                names = ", ".join(name for name, _ in setting.layers)
+                raise ConfigError(f"algorithm.head_names has {wanted!r}, but the model's parameters are {names}")
+        pieces = [
+            (
+                size,
+                any(_within(name, n) for n in self.head_names) if self.head_names else name.rpartition(".")[0] in own,
+            )
+            for name, size in setting.layers
+        ]
+        fitted = replace(self)
+        object.__setattr__(fitted, "_pieces", tuple(pieces))
+        return fitted
+
+    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Base and head of a vector."""
+        pieces = torch.split(theta, [size for size, _ in self._pieces])
+        parts = [
+            [p for p, (_, mine) in zip(pieces, self._pieces, strict=True) if mine is head] for head in (False, True)
+        ]
+        return torch.cat([theta[:0], *parts[0]]), torch.cat([theta[:0], *parts[1]])
+
+    def _join(self, base: Tensor, head: Tensor) -> Tensor:
+        """The vector of a base and a head."""
+        sizes = [[size for size, mine in self._pieces if mine is head_] for head_ in (False, True)]
+        queues = [list(torch.split(v, s)) if s else [] for v, s in zip((base, head), sizes, strict=True)]
+        return torch.cat([queues[mine].pop(0) for _, mine in self._pieces])
+
+    def new_server(self, theta0: Tensor, clients: int) -> State:
+        base, head = self._split(theta0)
+        return {"base": base.clone(), "head0": head.clone()}
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {"head": self._split(theta0)[1]}
+
+    def join(self, theta0: Tensor, sent: State) -> State:
+        return self.new_client(theta0)
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        return Sent({"base": server["base"]})
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"theta": self._join(sent["base"], own["head"])}, ctx.steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        ctx.descend(carry, "theta", grad(carry["theta"]))
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        base, head = self._split(carry["theta"])
+        return {"head": head}, {"base": base}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        return {**server, "base": uploads.mean("base", self.weights)}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return self._join(sent["base"], own["head"])
+
+    def global_model(self, server: State) -> Tensor | None:
+        return None
+
+
+def _within(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}.")

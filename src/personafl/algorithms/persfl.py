@@ -1,0 +1,198 @@
+"""PersFL: each client learns from the best of the global models it has seen, its optimal teacher.
+
+Divi: Unifying distillation with personalization in federated learning. Thesis, Purdue University, 2021.
+
+    stage 1   fedavg; a client keeps as teacher O the received global model of its lowest validation loss
+    stage 2   after training, from O:  min (1 − λ) CE(y, student) + λ T² D(teacher ‖ student),
+              for every T in `temperatures` and λ in `imitations`; the best validation accuracy wins,
+              ties go to the smaller λ, then to the smaller T
+
+D is the Kullback-Leibler divergence between the softmax of logits/T (`persfl`), or their cross-entropy (`persfl-gd`).
+The two differ by the teacher's entropy, a constant of the student: their gradients are equal, and so are their results
+here.
+
+Sent: w down, y up, in stage 1 (1/1); stage 2 is local. A client keeps its teacher, that teacher's validation loss and
+round. Personalized model: before the last round the teacher, after it the distilled student. Ours: the final global
+model is a candidate too; `teacher="last"` takes it for everybody (the thesis's "FedAvg as teacher"); stage 2 takes
+`distill_epochs` passes over the client's data with the local settings; a client that was never active has the current
+w; one without validation data has the last model it received and the first values of the grid. A newcomer chooses its
+teacher among the global models of all rounds where the server kept them (`keep_models`), else takes the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personafl.algorithms.base import Context, Gradient, Program, Sent, Setting, State, Uploads, check
+from personafl.algorithms.fedavg import FedAvg
+from personafl.errors import ConfigError
+from personafl.task import cross_entropy
+
+
+@dataclass(frozen=True)
+class PersFL(FedAvg):
+    """FedAvg, then distillation from each client's best global model."""
+
+    temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
+    imitations: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    distill_epochs: int = 10
+    teacher: Literal["best", "last"] = "best"
+    keep_models: bool = False
+
+    name: ClassVar[str] = "persfl"
+    paper: ClassVar[str] = "Divi 2021"
+    personalized: ClassVar[str] = "the student distilled from the best global model"
+    keeps: ClassVar[str] = "its teacher"
+    newcomer: ClassVar[str] = "distils from the best global model that the server kept, else from the last"
+    uses_validation: ClassVar[bool] = True
+    divergence: ClassVar[Literal["kl", "cross-entropy"]] = "kl"
+
+    def __post_init__(self) -> None:
+        share = "one or more values in [0, 1]"
+        check("algorithm.imitations", self.imitations, _all(self.imitations, lambda v: 0 <= v <= 1), share)
+        check(
+            "algorithm.temperatures",
+            self.temperatures,
+            _all(self.temperatures, lambda v: v > 0),
+            "one or more, above 0",
+        )
+        check("algorithm.distill_epochs", self.distill_epochs, self.distill_epochs >= 0, "at least 0")
+
+    def prepare(self, setting: Setting) -> Self:
+        if not setting.classification:
+            raise ConfigError(f"{self.name} distils class probabilities: it needs a classification task")
+        return self
+
+    def new_client(self, theta0: Tensor) -> State:
+        scalar = torch.zeros((), device=theta0.device)
+        return {"teacher": theta0, "loss": scalar + torch.finfo(torch.float32).max, "round": scalar - 1}
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"theta": sent["theta"], **self._choose(own, sent, ctx)}, ctx.steps
+
+    def _choose(self, own: State, sent: State, ctx: Context) -> State:
+        """The better of the teacher so far and the global model(s) now at hand, by validation loss."""
+        assert ctx.validation is not None
+        candidates = sent["history"] if "history" in sent else sent["theta"][None]
+        kept = {name: own[name] for name in ("teacher", "loss", "round")}
+        newest = ctx.round - 1  # a round begins with the model that the one before it made
+        for number, candidate in enumerate(candidates):
+            loss = ctx.validation(candidate)["loss"]
+            better = loss < kept["loss"] if self.teacher == "best" else torch.ones_like(loss, dtype=torch.bool)
+            round = torch.full_like(loss, float(newest - len(candidates) + 1 + number))
+            kept = {
+                "teacher": torch.where(better, candidate, kept["teacher"]),
+                "loss": torch.where(better, loss, kept["loss"]),
+                "round": torch.where(better, round, kept["round"]),
+            }
+        return kept
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        return {name: carry[name] for name in ("teacher", "loss", "round")}, {"theta": carry["theta"]}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        new = super().aggregate(server, uploads)
+        if self.keep_models:
+            new["history"] = torch.cat([server.get("history", server["theta"][None]), new["theta"][None]])
+        return new
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        return Sent({"theta": server["theta"]})
+
+    def welcome(self, server: State, upload: State) -> Sent:
+        return Sent({name: server[name] for name in ("theta", "history") if name in server})
+
+    def evaluation_program(self, last: bool) -> Program | None:
+        return Distill(self) if last else None
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        if "student" in own:
+            return own["student"]
+        return torch.where(own["round"] >= 0, own["teacher"], sent["theta"])
+
+    def report(self, own: State, sent: State) -> State:
+        nothing = torch.full_like(own["round"], torch.nan)
+        return {
+            "teacher_round": own["round"],
+            "imitation": own.get("imitation", nothing),
+            "temperature": own.get("temperature", nothing),
+        }
+
+
+@dataclass(frozen=True)
+class PersFLGD(PersFL):
+    """PersFL with cross-entropy between teacher and student in place of the KL divergence."""
+
+    name: ClassVar[str] = "persfl-gd"
+    divergence: ClassVar[Literal["kl", "cross-entropy"]] = "cross-entropy"
+
+
+@dataclass(frozen=True)
+class Distill(Program):
+    """Stage 2: one student for each point of the grid, all trained side by side, the best one kept."""
+
+    stage1: PersFL
+
+    uses_validation: ClassVar[bool] = True
+
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """(λ, T), the preferred ones first."""
+        return [(lam, t) for lam in sorted(self.stage1.imitations) for t in sorted(self.stage1.temperatures)]
+
+    @property
+    def copies(self) -> int:
+        return len(self.grid)
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        # Evaluation comes after its round: the model at hand is the one that this round made.
+        chosen = self.stage1._choose(own, sent, replace(ctx, round=ctx.round + 1))
+        values = torch.tensor(self.grid, device=chosen["loss"].device)[ctx.copy]
+        epoch = (ctx.samples + ctx.batch_size - 1) // ctx.batch_size
+        carry = {**chosen, "student": chosen["teacher"], "imitation": values[0], "temperature": values[1]}
+        return carry, self.stage1.distill_epochs * epoch
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        objective = distillation if self.stage1.divergence == "kl" else distillation_by_cross_entropy
+        logits = grad.predict(carry["teacher"])
+        weight, temperature = carry["imitation"], carry["temperature"]
+        slope = grad(carry["student"], objective=objective, teacher=logits, imitation=weight, temperature=temperature)
+        ctx.descend(carry, "student", slope)
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        assert ctx.validation is not None
+        return own, {**carry, "score": ctx.validation(carry["student"])["correct"]}
+
+    def pick(self, own: State, up: State) -> State:
+        # The small term sends ties to the first: it is less than one sample in a hundred thousand.
+        handicap = 1e-6 * torch.arange(self.copies, device=up["score"].device) / self.copies
+        best = torch.argmax(up["score"].double() - handicap)
+        return {name: value.index_select(0, best[None])[0] for name, value in up.items() if name != "score"}
+
+
+def distillation(outputs: Tensor, y: Tensor, teacher: Tensor, imitation: Tensor, temperature: Tensor) -> Tensor:
+    """(1 − λ) CE + λ T² KL(teacher ‖ student), for each sample."""
+    soft = F.softmax(teacher / temperature, -1)
+    entropy = -(soft * F.log_softmax(teacher / temperature, -1)).sum(-1)
+    by_entropy = distillation_by_cross_entropy(outputs, y, teacher, imitation, temperature)
+    return by_entropy - imitation * temperature**2 * entropy
+
+
+def distillation_by_cross_entropy(
+    outputs: Tensor, y: Tensor, teacher: Tensor, imitation: Tensor, temperature: Tensor
+) -> Tensor:
+    """(1 − λ) CE + λ T² CE(teacher, student), for each sample."""
+    soft = F.softmax(teacher / temperature, -1)
+    imitated = -(soft * F.log_softmax(outputs / temperature, -1)).sum(-1)
+    return (1 - imitation) * cross_entropy(outputs, y) + imitation * temperature**2 * imitated
+
+
+def _all(values: tuple[float, ...], ok: Callable[[float], bool]) -> bool:
+    return len(values) > 0 and all(ok(v) for v in values)

@@ -1,0 +1,78 @@
+"""pFedMe: personalized models as proximal points of the global one (Moreau envelopes).
+
+T. Dinh, Tran, Nguyen: Personalized federated learning with Moreau envelopes. NeurIPS 2020.
+
+    client   w_i ← w,  then R times, one batch each:
+                 `inner_steps` times  θ ← θ − η_p (g(θ) + λ (θ − w_i))
+                 w_i ← w_i − η λ (w_i − θ)
+    server   w ← (1 − β) w + β mean w_i
+
+R is the number of local steps, η the local learning rate; η_p is `personal_lr`. Sent: w down, w_i up (1/1). A client
+keeps θ, which is its personalized model: θ and not w_i or w. The paper's values, for (η, η_p, λ, β): MNIST logistic
+regression (.005, .1, 15, 1), MNIST DNN (.005, .09, 15, 1), CIFAR10 (.01, .01, 15, 1), with R = 20 and 5 inner steps at
+batch 20. Ours: θ starts from w in every round and goes on from one local step to the next; a client that was never
+active has w; momentum and weight decay do not apply. η λ must be below 2, or w_i would overshoot θ ever further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, check
+
+
+@dataclass(frozen=True)
+class PFedMe(Algorithm):
+    """A proximal point of the global model for each client."""
+
+    lam: float = 15.0
+    personal_lr: float = 0.05
+    inner_steps: int = 5
+    beta: float = 1.0
+
+    name: ClassVar[str] = "pfedme"
+    paper: ClassVar[str] = "T. Dinh et al. 2020"
+    personalized: ClassVar[str] = "θ, the proximal point"
+    keeps: ClassVar[str] = "θ"
+    newcomer: ClassVar[str] = "finds its proximal point from the final w by one round's steps"
+
+    def __post_init__(self) -> None:
+        check("algorithm.lam", self.lam, self.lam > 0, "above 0: λ ties θ to w")
+        check("algorithm.personal_lr", self.personal_lr, self.personal_lr > 0, "above 0")
+        limit = "below 2/λ: larger inner steps diverge whatever the data"
+        check("algorithm.personal_lr", self.personal_lr, self.personal_lr * self.lam < 2, limit)
+        check("algorithm.inner_steps", self.inner_steps, self.inner_steps >= 1, "at least 1")
+        check("algorithm.beta", self.beta, self.beta > 0, "above 0: the server would never move")
+
+    def prepare(self, setting: Setting) -> Self:
+        lr = setting.local.lr
+        check(
+            "local.lr", lr, lr * self.lam < 2, f"below 2/λ = {2 / self.lam:g} for pfedme: w_i moves by lr·λ·(w_i − θ)"
+        )
+        return self
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"w": sent["theta"], "theta": sent["theta"]}, ctx.steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        w, theta = carry["w"], carry["theta"]
+        for _ in range(self.inner_steps):
+            theta.sub_(grad(theta) + self.lam * (theta - w), alpha=self.personal_lr)
+        w.sub_(w - theta, alpha=ctx.lr * self.lam)
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        return {"theta": carry["theta"], "trained": torch.ones_like(own["trained"])}, {"theta": carry["w"]}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        return {**server, "theta": (1 - self.beta) * server["theta"] + self.beta * uploads.mean("theta")}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return torch.where(own["trained"] > 0, own["theta"], sent["theta"])

@@ -1,0 +1,76 @@
+"""SCAFFOLD: control variates against client drift (option II).
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning.
+ICML 2020.
+
+    client   y ← w,  then K times  y ← y − η (g(y) − c_i + c)
+             c_i⁺ = c_i − c + (w − y) / (Kη)
+    server   w ← w + η_g mean(y_i − w),   c ← c + (1/N) Σ (c_i⁺ − c_i)
+
+with N all clients, and both means unweighted over the clients that answered. Sent: w and c down, y − w and c_i⁺ − c_i
+up (2/2). A client keeps c_i, and y_i as its personalized model; the global w is reported beside it. Ours: a client that
+was never active has w. Local momentum changes what (w − y)/(Kη) means; the method is meant for plain SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, State, Uploads, check
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """Local steps corrected by how a client's gradient differs from everybody's."""
+
+    global_lr: float = 1.0
+
+    name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al. 2020"
+    personalized: ClassVar[str] = "the locally trained y_i"
+    keeps: ClassVar[str] = "c_i, y_i"
+    traffic: ClassVar[tuple[str, str]] = ("2", "2")
+    newcomer: ClassVar[str] = "trains once from the final w with c_i = 0"
+
+    def __post_init__(self) -> None:
+        check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")
+
+    def new_server(self, theta0: Tensor, clients: int) -> State:
+        count = torch.tensor(float(clients), device=theta0.device)
+        return {"theta": theta0.clone(), "c": torch.zeros_like(theta0), "clients": count}
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {"c": torch.zeros_like(theta0), "theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        return Sent({"theta": server["theta"], "c": server["c"]})
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"theta": sent["theta"], "correction": sent["c"] - own["c"]}, ctx.steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        ctx.descend(carry, "theta", grad(carry["theta"]) + carry["correction"])
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        y, w = carry["theta"], sent["theta"]
+        c = own["c"] - sent["c"] + (w - y) / (ctx.steps * ctx.lr)
+        return {"c": c, "theta": y, "trained": torch.ones_like(own["trained"])}, {
+            "delta": y - w,
+            "delta_c": c - own["c"],
+        }
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        share = len(uploads) / server["clients"]
+        return {
+            **server,
+            "theta": server["theta"] + self.global_lr * uploads.mean("delta"),
+            "c": server["c"] + share * uploads.mean("delta_c"),
+        }
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return torch.where(own["trained"] > 0, own["theta"], sent["theta"])

@@ -1,0 +1,151 @@
+"""Engines agree: same algorithm code, same seeds, same answer to float32 precision."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from personafl.algorithms import ALGORITHMS, Local
+from personafl.engines import ENGINES
+from personafl.engines.stacked import StackedEngine
+from personafl.evaluation import measure, personal_models
+from personafl.federation import Federation
+from personafl.folder import RunFolder
+from personafl.runner import Runner, Schedule
+from personafl.task import Task
+
+MODELS = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 4)),
+    "mlp with dropout": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 8), nn.Dropout(0.2), nn.Linear(8, 4)
+    ),
+    "cnn with group norm": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout2d(0.2),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    ),
+    "cnn with batch norm per client": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
+    ),
+}
+
+
+def federation(clients: int = 7) -> Federation:
+    """Clients from 3 to 40 samples, some smaller than a batch, some without validation or test data."""
+    draw = np.random.default_rng(3)
+    data = {}
+    for m, size in enumerate([3, 40, 9, 17, 4, 26, 11][:clients]):
+        x = draw.standard_normal((size, 1, 6, 6)).astype(np.float32)
+        y = draw.integers(0, 4, size)
+        cut = max(2, int(0.7 * size))
+        data[f"c{m}"] = {"train": (x[:cut], y[:cut]), "val": (x[cut - 1 : cut + 1], y[cut - 1 : cut + 1])}
+        if m != 4:
+            data[f"c{m}"]["test"] = (x[cut:], y[cut:])
+    return Federation.from_clients(data, classes=4)
+
+
+def run(engine: str, algorithm: str, model: str, folder, local: Local, activity: float, memory: int = 1024) -> Runner:
+    torch.manual_seed(0)
+    made = ENGINES[engine](Task(MODELS[model]()), federation(), local, seed=5, memory=memory, threads=1)
+    if memory < 0:  # smaller than any client: one at a time
+        made.memory = 0
+    schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
+    runner = Runner(ALGORITHMS[algorithm](), made, schedule, RunFolder(folder), {})
+    for _ in range(4):
+        runner.step()
+    return runner
+
+
+def everything(runner: Runner) -> dict[str, np.ndarray]:
+    """Server and client states, personalized models and measurements after some rounds."""
+    out = {f"server {n}": v.numpy() for n, v in runner.server.items()}
+    out |= {f"client {n}": v.numpy() for n, v in runner.store.get(np.arange(7)).items()}
+    parts = personal_models(runner.algorithm, runner.engine, runner.server, runner.store, runner.round, last=True)
+    out["personal"] = torch.cat([part.theta for part in parts]).numpy()
+    columns, _ = measure(runner.algorithm, runner.engine, runner.server, runner.store, runner.round, last=True)
+    out |= {f"measured {n}": v for n, v in columns.items()}
+    out |= {"steps": runner.steps, "active": runner.active}
+    return out
+
+
+def assert_agree(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> None:
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        scale = max(np.abs(np.nan_to_num(value)).max(initial=0), 1e-3)
+        np.testing.assert_allclose(value, two[name], rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_loop_and_stacked_agree_for_every_algorithm(tmp_path, algorithm):
+    """Epochs make the clients' numbers of steps differ; half of the clients are active."""
+    local = Local(lr=0.05, batch_size=4, epochs=2)
+    one = everything(run("loop", algorithm, "mlp", tmp_path, local, activity=0.6))
+    assert_agree(one, everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=0.6)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_chunks_do_not_change_the_answer(tmp_path, algorithm):
+    local = Local(lr=0.05, batch_size=4, epochs=1)
+    whole = everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0))
+    assert_agree(whole, everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0, memory=-1)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox-ft"])
+def test_loop_and_stacked_agree_for_every_model(tmp_path, algorithm, model):
+    local = Local(lr=0.05, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01)
+    one = everything(run("loop", algorithm, model, tmp_path, local, activity=1.0))
+    assert_agree(one, everything(run("stacked", algorithm, model, tmp_path, local, activity=1.0)))
+
+
+def test_full_batches_of_different_sizes_agree(tmp_path):
+    local = Local(lr=0.05, batch_size=0, steps=3)
+    one = everything(run("loop", "fedavg", "mlp with dropout", tmp_path, local, activity=1.0))
+    assert_agree(one, everything(run("stacked", "fedavg", "mlp with dropout", tmp_path, local, activity=1.0)))
+
+
+def test_dropout_differs_between_clients(tmp_path):
+    """Two clients with the same data and no dropout would train alike."""
+    x, y = np.random.default_rng(0).standard_normal((8, 36)).astype(np.float32), np.arange(8) % 4
+    fed = Federation.from_clients({"a": {"train": (x, y)}, "b": {"train": (x, y)}})
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(36, 16), nn.Dropout(0.5), nn.Linear(16, 4)))
+    engine = StackedEngine(task, fed, Local(batch_size=0, steps=1), seed=0)
+    runner = Runner(ALGORITHMS["separate"](), engine, Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {})
+    runner.step()
+    theta = runner.store.get(np.arange(2))["theta"]
+    assert not torch.equal(theta[0], theta[1])
+
+
+def test_no_step_is_spent_on_a_client_that_has_finished(tmp_path):
+    """Gradients are computed for as many rows as clients still have steps to go."""
+    local = Local(lr=0.05, batch_size=4, epochs=1)
+    rows: list[int] = []
+    torch.manual_seed(0)
+    task = Task(MODELS["mlp"]())
+    engine = StackedEngine(task, federation(), local, seed=5)
+    original = task.gradient_stacked
+    task.gradient_stacked = lambda theta, batch, objective=None, **e: (  # type: ignore[method-assign]
+        rows.append(len(theta)) or original(theta, batch, objective, **e)
+    )
+    runner = Runner(ALGORITHMS["fedavg"](), engine, Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {})
+    runner.step()
+    assert sum(rows) == runner.steps.sum()
+    assert len(rows) == runner.steps.max()
+
+
+def test_the_public_way_out_of_vmap_gives_the_same(tmp_path, monkeypatch):
+    from personafl.engines import outside
+
+    assert outside.FAST, "this torch lacks the primitives of the fast path"
+    local = Local(lr=0.05, batch_size=4, epochs=2)
+    fast = everything(run("stacked", "fedprox", "cnn with group norm", tmp_path, local, activity=1.0))
+    monkeypatch.setattr(outside, "FAST", False)
+    slow = everything(run("stacked", "fedprox", "cnn with group norm", tmp_path, local, activity=1.0))
+    for name, value in fast.items():
+        np.testing.assert_array_equal(value, slow[name], err_msg=name)
