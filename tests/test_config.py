@@ -232,12 +232,12 @@ def test_bad_overrides_are_refused(file, override, message):
 def test_a_file_that_is_not_toml(tmp_path, content):
     path = tmp_path / "config.toml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="config.toml is not a readable TOML file: "):
+    with pytest.raises(ConfigError, match=r"config\.toml is not a readable TOML file: "):
         read_config(path)
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="there is no config file .*nowhere.toml"):
+    with pytest.raises(ConfigError, match=r"there is no config file .*nowhere\.toml"):
         read_config(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="not a readable TOML file"):
         read_config(tmp_path)

@@ -10,10 +10,12 @@ import pytest
 import tomli_w
 import torch
 from scipy import stats
+from torch import nn
 
-from personafl.algorithms import FedAvg, Local
+from personafl.algorithms import FedAvg, Local, Sent
 from personafl.config import parse
 from personafl.engines import ENGINES, Work
+from personafl.federation import Federation
 from personafl.models import initialize
 from personafl.runner import Schedule
 from personafl.task import Task
@@ -55,50 +57,41 @@ def test_two_processes_agree_in_every_bit(engine, tmp_path):
     assert all(one[name] != other[name] for name in one)
 
 
-def engines(config):
-    federation = config.federation()
-    task = Task(initialize(config.model, federation.x.shape[1:], federation.classes, config.seed))
-    return [kind(task, federation, config.local, config.seed, threads=1) for kind in ENGINES.values()]
+def samples_used(engine, ids, round=3, seed=0, **local):
+    """Which samples each client trains on, seen from outside: sample i is the i-th unit vector, so that a step on it
+    moves the i-th weight and no other."""
+    sizes = {"ann": 12, "bob": 7, "eve": 20, "zoe": 5}
+    ends = np.cumsum(list(sizes.values()))
+    unit = np.eye(ends[-1], dtype=np.float32)
+    data = {
+        name: {"train": (unit[end - size : end], np.ones(size, np.float32))}
+        for (name, size), end in zip(sizes.items(), ends, strict=True)
+    }
+    federation = Federation.from_clients(data)
+    task = Task(nn.Linear(len(unit), 1, bias=False), "mse")
+    theta = torch.zeros(task.size)
+    own = {k: v.expand(len(ids), *v.shape).clone() for k, v in FedAvg().new_client(theta).items()}
+    work = Work(FedAvg(), round, "train", np.array(ids), own, Sent({"theta": theta}))
+    up = ENGINES[engine](task, federation, Local(batch_size=5, **local), seed, threads=1).run(work).up["theta"]
+    return {client: tuple(np.flatnonzero(row).tolist()) for client, row in zip(ids, up.numpy(), strict=True)}
 
 
 def test_batches_do_not_depend_on_the_engine_or_on_company():
-    """Nor on who else is in the cohort, nor on how many steps the others take."""
-    config = parse(SETTINGS)
-    plans = []
-    for engine in engines(config):
-        for ids in ([2, 5], [0, 2, 3, 5, 7]):
-            work = Work(FedAvg(), 3, "train", np.array(ids), {}, None)
-            plan = engine._plan(
-                work, engine._keys(work), engine.local.default_steps(engine.federation.sizes("train")[ids])
-            )
-            for client in (2, 5):
-                row = ids.index(client)
-                steps = int(engine.local.default_steps(engine.federation.sizes("train")[[client]])[0])
-                counts = plan.counts[row, :steps]
-                plans.append((client, [plan.positions[row, s, :n].tolist() for s, n in enumerate(counts)]))
-    assert len(plans) == 8
-    for client in (2, 5):
-        mine = [batches for who, batches in plans if who == client]
-        assert all(batches == mine[0] for batches in mine)
-        start = engines(config)[0].federation.starts("train")[client]
-        size = engines(config)[0].federation.sizes("train")[client]
-        assert sorted(sum(mine[0], [])) == list(range(start, start + size)), "an epoch is every sample once"
+    alone = {client: samples_used("loop", [client], steps=2)[client] for client in range(4)}
+    for engine in ENGINES:
+        for ids in ([0, 1, 2, 3], [1, 3], [0, 2, 3]):
+            assert samples_used(engine, ids, steps=2) == {client: alone[client] for client in ids}
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_an_epoch_uses_every_sample_of_the_client_and_nobody_elses(engine):
+    used = samples_used(engine, [0, 1, 2, 3], epochs=1)
+    assert used == {0: (*range(12),), 1: (*range(12, 19),), 2: (*range(19, 39),), 3: (*range(39, 44),)}
 
 
 def test_batches_differ_between_rounds_clients_and_seeds():
-    local = Local(steps=1, batch_size=5)
-
-    def batch(seed, client, round):
-        config = parse({**SETTINGS, "partition": {"name": "iid", "clients": 4}})
-        federation = config.federation()
-        task = Task(initialize(config.model, federation.x.shape[1:], federation.classes, 0))
-        engine = ENGINES["loop"](task, federation, local, seed)
-        work = Work(FedAvg(), round, "train", np.array([client]), {}, None)
-        plan = engine._plan(work, engine._keys(work), np.array([1]))
-        return tuple(plan.positions[0, 0] - federation.starts("train")[client])
-
-    drawn = [batch(0, 0, 1), batch(1, 0, 1), batch(0, 1, 1), batch(0, 0, 2)]
-    assert len(set(drawn)) == 4 and batch(0, 0, 1) == drawn[0]
+    drawn = [samples_used("loop", [2], steps=1, round=round, seed=seed)[2] for round in (1, 2) for seed in (0, 1)]
+    assert len(set(drawn)) == 4 and all(len(batch) == 5 for batch in drawn)
 
 
 def test_initial_weights_depend_on_the_seed_alone():

@@ -1,6 +1,5 @@
 """A run that is killed at any moment and resumed ends in the same bytes as one that was left alone."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -13,6 +12,8 @@ import sys
 import time
 
 import pytest
+
+from personafl.algorithms import ALGORITHMS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are killed in forked processes")
 
@@ -220,7 +221,12 @@ def test_the_command_line_resumes_what_was_killed(worker, operations, expected, 
     assert_same(tmp_path / "run", expected)
 
 
-@pytest.mark.parametrize("algorithm", ["separate", "fedprox-ft"])
+QUICK = ("separate", "fedprox-ft", "scaffold", "persfl")
+
+
+@pytest.mark.parametrize(
+    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_other_algorithms_survive_too(worker, algorithm, tmp_path):
     settings = {**SETTINGS, "algorithm": {"name": algorithm}}
     _, operations = worker.run(settings, tmp_path / "whole")
@@ -308,20 +314,26 @@ def leftover_checkpoints(folder, whole):
     return {name: data for name, data in files(folder).items() if not (whole / name).exists() and "checkpoint/" in name}
 
 
-def test_two_processes_cannot_train_into_one_folder(tmp_path):
-    settings = {**SETTINGS, "rounds": 1_000_000, "eval_every": 0}
+def test_a_folder_belongs_to_one_process_until_it_stops(tmp_path):
+    """Here it is in a round that takes minutes: the second Ctrl-C does not wait for it."""
+    settings = {**SETTINGS, "local": {"steps": 200_000}, "engine": {"name": "loop", "threads": 1}}
     config, folder = write_config(tmp_path / "config.toml", settings), tmp_path / "run"
-    first = subprocess.Popen([*PERSONAFL, "run", str(config), "--out", str(folder)], env=environment())
+    command = [*PERSONAFL, "run", str(config), "--out", str(folder)]
+    first = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
-        wait_for((folder / "rounds.jsonl").exists, first)
+        wait_for((folder / "run.toml").exists, first)
         second = command_line("run", config, "--out", folder, "--resume")
         assert second.returncode == 2
         assert second.stderr == f"error: another process is training into {folder}: wait for it, or use --out\n"
         assert first.poll() is None
+        first.send_signal(signal.SIGINT)
+        assert first.stderr.readline() == "warning: stopping after this round (Ctrl-C again to stop at once)\n"
+        first.send_signal(signal.SIGINT)
+        assert first.stderr.read().startswith("Stopped at once; the last checkpoint is kept. Continue with: personafl")
+        assert first.wait() == 130
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            first.kill()
-        first.wait()
+        first.kill()
+        first.communicate()
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def test_a_config_run_is_loaded_without_help(tmp_path):
 
 
 def test_what_is_not_a_run_is_not_loaded(tmp_path):
-    with pytest.raises(RunError, match="is not a run folder: it has no run.toml"):
+    with pytest.raises(RunError, match=r"is not a run folder: it has no run\.toml"):
         pf.load(tmp_path)
 
 

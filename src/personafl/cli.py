@@ -14,6 +14,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
@@ -68,10 +69,11 @@ def run(
     folder = out_folder or Path("runs") / f"{config.stem}-{settings.algorithm.name}-{settings.seed}"
     try:
         done = train_config(settings, folder, resume, [ProgressBar(err)])
-    except Interrupted:
+    except KeyboardInterrupt as stop:
+        how = "Stopped" if isinstance(stop, Interrupted) else "Stopped at once; the last checkpoint is kept"
         settings_again = [word for part in set_ or [] for word in ("-s", part)]
         again = shlex.join(["personafl", "run", str(config), *settings_again, "--out", str(folder), "--resume"])
-        err.print(f"Stopped. Continue with: {again}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"{how}. Continue with: {again}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({"run": str(folder), **done.score}))
@@ -108,14 +110,65 @@ def demo(
     out.print(f"Runs: {next(iter(runs.values())).path.parent}", markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def personalize(
+    run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", readable=False)],
+    data: Annotated[
+        Path,
+        typer.Argument(help="A .npz file with x and y, or a folder with one for each newcomer.", readable=False),
+    ],
+    out_file: Annotated[Path, typer.Option("--out", help="Where the models go (safetensors).", readable=False)] = Path(
+        "personalized.safetensors"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Make personalized models for clients that were not there for the training.
+
+    Example: personafl personalize runs/mnist-ditto-0 new-hospital.npz --out new-hospital.safetensors
+    """
+    from personafl.errors import DataError
+    from personafl.newcomers import newcomer_engine, newcomer_federation, personalize_newcomers, read_newcomers
+    from personafl.run import load
+
+    found = load(run_folder)
+    if out_file.exists():
+        raise DataError(f"{out_file} exists already: name another file with --out")
+    federation = newcomer_federation(found, read_newcomers(data))
+    models = personalize_newcomers(found, federation)
+    found.save_models(out_file, models, federation.ids)
+    sums = newcomer_engine(found, federation).evaluate(models, np.arange(len(federation)), "test")
+    rows = [
+        {
+            "client": name,
+            "n_train": int(federation.sizes("train")[k]),
+            "n_test": int(n := federation.sizes("test")[k]),
+            **{metric: float(values[k] / n) if n else None for metric, values in sums.items()},
+        }
+        for k, name in enumerate(federation.ids)
+    ]
+    if as_json:
+        print(json.dumps({"models": str(out_file), "newcomers": rows}))
+        return
+    table = Table(*rows[0], caption="means over their own test samples, where they brought any")
+    for row in rows:
+        table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
+    out.print(table)
+    out.print(f"Models: {out_file}")
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, data, partitions, models or engines.")],
+    name: Annotated[str | None, typer.Argument(help="Show all about one of them.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what there is to choose from.
 
-    Example: personafl list algorithms
+    Examples:
+
+      personafl list algorithms
+
+      personafl list algorithms fedamp
     """
     from personafl.algorithms import ALGORITHMS
     from personafl.data import PARTITIONS, SOURCES
@@ -130,13 +183,23 @@ def list_(
     }  # fmt: skip
     if what not in kinds:
         raise ConfigError(f"cannot list {what!r}: known are {', '.join(kinds)}")
-    rows = [_describe(name, kind) for name, kind in kinds[what].items()]
-    if what == "engines":
+    if name is not None and name not in kinds[what]:
+        raise ConfigError(f"there is no {name!r} among the {what}: known are {', '.join(kinds[what])}")
+    rows = [_describe(key, kind) for key, kind in kinds[what].items() if name in (None, key)]
+    if what == "engines" and name is None:
         rows.append({"name": "auto", "about": "Times the others on this model and machine and takes the fastest."})
     if as_json:
         print(json.dumps(rows))
         return
-    shown = [column for column in rows[0] if column not in ("client_keeps", "newcomer", "paper")]  # for --json
+    if name is not None:
+        about = Table(show_header=False, box=None)
+        for key, value in rows[0].items():
+            about.add_row(key.replace("_", " "), _cell(value))
+        out.print(about)
+        return
+    shown = list(rows[0])
+    if what == "algorithms":  # the rest is in --json and in docs/algorithms.md
+        shown = ["name", "up", "down", "client_keeps", "personalized_model"]
     table = Table(title=what, title_justify="left")
     for column in shown:
         table.add_column(column.replace("_", " "), no_wrap=column == "name", overflow="fold")
@@ -182,9 +245,6 @@ def main() -> None:
     except PersonaflError as error:
         err.print(f"[bold red]error:[/] {_escaped(error)}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("Stopped at once; the last checkpoint is kept.")
-        sys.exit(130)
 
 
 def _escaped(error: Exception) -> str:

@@ -13,7 +13,7 @@ from personafl.events import Listener
 from personafl.run import Run
 from personafl.train import train_config
 
-ALGORITHMS = ("separate", "fedavg", "fedavg-ft", "fedprox")
+ALGORITHMS = ("separate", "fedavg", "fedprox", "fedavg-ft", "ditto", "fedamp", "persfl")
 
 
 def config(algorithm: str, rounds: int, seed: int) -> dict[str, Any]:

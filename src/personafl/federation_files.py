@@ -36,7 +36,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     data: dict[str, Any] = {}
     groups: dict[str, str] = {}
     for file in files:
-        data[file.stem], group = _read_client(file)
+        data[file.stem], group = read_client(file)
         if group is not None:
             groups[file.stem] = group
     return data, groups
@@ -129,7 +129,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:
+def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:
     """A client's (x, y) or its splits, and its group if the file names one."""
     try:
         with np.load(file, allow_pickle=False) as archive:

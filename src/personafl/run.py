@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from personafl import checkpoint
-from personafl.algorithms import ALGORITHMS, Algorithm, Local, State
-from personafl.config import checked, choose
-from personafl.engines.base import Work
-from personafl.engines.loop import LoopEngine
+from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.config import choose
 from personafl.errors import DataError, RunError
-from personafl.evaluation import personalize
-from personafl.federation import Federation
+from personafl.files import write_atomically
 from personafl.folder import RunFolder
 from personafl.models import MODELS, initialize
+from personafl.newcomers import newcomer_federation, personalize_newcomers
 from personafl.task import LOSSES, Task
 
 
@@ -125,39 +122,14 @@ class Run:
         The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
         nothing of the run is changed.
         """
-        theta = self.personalize_vector(_array(x), _array(y))
-        return self.task.module(theta)
+        federation = newcomer_federation(self, {"newcomer": (_array(x), _array(y))})
+        return self.task.module(personalize_newcomers(self, federation)[0])
 
-    def personalize_vector(self, x: Any, y: Any) -> Tensor:
-        """`personalize`, as a parameter vector."""
-        algorithm, resolved = self.algorithm, self.manifest["resolved"]
-        found = checkpoint.latest(self.folder.checkpoints)
-        if found is None:
-            raise RunError(f"{self.path} has no checkpoint yet: nothing to personalize from")
-        data: Any = {"newcomer": (x, y)}
-        share = (0.8, 0.2, 0.0) if algorithm.needs_validation else (1.0, 0.0, 0.0)
-        federation = Federation.from_clients(data, splits=share, classes=resolved.get("classes"), name="newcomer")
-        expected = tuple(resolved["input_shape"])
-        if tuple(federation.x.shape[1:]) != expected:
-            raise DataError(
-                f"the newcomer's samples have shape {tuple(federation.x.shape[1:])}, the model wants {expected}"
-            )
-        local = checked(Local, "local", self.manifest["local"])
-        engine = LoopEngine(self.task, federation, local, int(self.manifest["seed"]))
-        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
-        algorithm = algorithm.prepare(replace(engine.setting, clients=int(resolved["clients"])))
-        ids = np.zeros(1, np.int64)
-        own: State = {}
-        up: State = {}
-        for number in range(algorithm.newcomer_rounds):
-            sent = algorithm.welcome(server, {name: value[0] for name, value in up.items()})
-            if number == 0:
-                row = {name: value[0] for name, value in sent.each.items()}
-                joined = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
-                own = {name: value[None] for name, value in joined.items()}
-            result = engine.run(Work(algorithm, found.round + number, "newcomer", ids, own, sent))
-            own, up = result.own, result.up
-        return personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta[0]
+    def save_models(self, path: Path, theta: Tensor, clients: Sequence[str]) -> None:
+        """Write models (K, P) in the form of models/personal.safetensors: parameters with an axis for the clients."""
+        tensors = self.task.state_dict(theta)
+        metadata = {"format": "pt", "clients": json.dumps(list(clients))}
+        write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
     # --- what the run was made of ----------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from personafl.errors import ConfigError
 class _MessagePassing(Algorithm):
     """What both have in common: everything but the weights."""
 
-    pull: float = 1.0
+    pull: float = 0.1
 
     paper: ClassVar[str] = "Huang et al. 2021"
     personalized: ClassVar[str] = "w_i"
@@ -114,8 +114,8 @@ class FedAmp(_MessagePassing):
     sigma: float | None = None
     alpha: float | None = None
     lam: float | None = None
-    sigma_scale: float = 0.5
-    alpha_fraction: float = 0.8
+    sigma_scale: float = 0.25
+    alpha_fraction: float = 0.95
     alpha_decay: float = 1.0
     alpha_decay_every: int = 30
 
@@ -166,7 +166,7 @@ class HeurFedAmp(_MessagePassing):
 
     self_weight: float = 0.3
     sigma: float | None = None
-    contrast: float = 1.0
+    contrast: float = 2.0
 
     name: ClassVar[str] = "heurfedamp"
 
