@@ -67,6 +67,8 @@ def serve():
     import personafl.demo  # noqa: F401
 
     torch.set_num_threads(1)  # a process with torch threads cannot be forked
+    if hasattr(os, "sched_setaffinity"):  # and on a busy machine, threads that wait for each other take minutes
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     for line in sys.stdin:
         job = json.loads(line)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

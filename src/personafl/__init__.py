@@ -5,7 +5,27 @@ the others help.
 """
 
 from personafl import data
-from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, FedAvgFT, FedProx, FedProxFT, Local, Separate
+from personafl.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Apfl,
+    Ditto,
+    FedAmp,
+    FedAvg,
+    FedAvgFT,
+    FedPer,
+    FedProx,
+    FedProxFT,
+    HeurFedAmp,
+    Local,
+    PerFedAvg,
+    PersFL,
+    PersFLGD,
+    PFedMe,
+    Scaffold,
+    SelfFL,
+    Separate,
+)
 from personafl.data import partition
 from personafl.errors import PersonaflError
 from personafl.events import Listener
@@ -18,15 +38,26 @@ from personafl.version import __version__
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Apfl",
+    "Ditto",
+    "FedAmp",
     "FedAvg",
     "FedAvgFT",
+    "FedPer",
     "FedProx",
     "FedProxFT",
     "Federation",
+    "HeurFedAmp",
     "Listener",
     "Local",
+    "PFedMe",
+    "PerFedAvg",
+    "PersFL",
+    "PersFLGD",
     "PersonaflError",
     "Run",
+    "Scaffold",
+    "SelfFL",
     "Separate",
     "Task",
     "__version__",

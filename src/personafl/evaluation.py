@@ -37,7 +37,7 @@ def personal_models(
     many = max(1, engine.memory * 2**20 // (4 * 4 * engine.task.size))
     for first in range(0, len(engine.federation), many):
         ids = np.arange(first, min(first + many, len(engine.federation)))
-        sent = algorithm.send(server, torch.from_numpy(ids))
+        sent = algorithm.send_for_evaluation(server, torch.from_numpy(ids))
         yield personalize(algorithm, engine, sent, ids, store.get(ids), round, last)
 
 

@@ -128,7 +128,7 @@ class Run:
     def save_models(self, path: Path, theta: Tensor, clients: Sequence[str]) -> None:
         """Write models (K, P) in the form of models/personal.safetensors: parameters with an axis for the clients."""
         tensors = self.task.state_dict(theta)
-        metadata = {"format": "pt", "clients": json.dumps(list(clients))}
+        metadata = {"clients": json.dumps(list(clients))}  # several keys would come in an order that changes
         write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
     # --- what the run was made of ----------------------------------------------------------------------------

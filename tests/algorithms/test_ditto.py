@@ -134,3 +134,8 @@ def test_traffic_is_one_model_up_and_one_down(tmp_path):
 def test_a_negative_lambda_is_refused():
     with pytest.raises(ConfigError, match=r"lam = -1.0: must be at least 0"):
         Ditto(lam=-1.0)
+
+
+def test_a_learning_rate_that_makes_the_pull_overshoot_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"local\.lr = 0\.1: must be below 2/λ = 0\.08"):
+        train(quadratics(), Ditto(lam=25.0), tmp_path, rounds=1, lr=0.1)

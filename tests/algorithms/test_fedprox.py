@@ -56,3 +56,8 @@ def test_a_negative_mu_is_refused():
         FedProx(mu=-1)
     with pytest.raises(ConfigError, match=r"mu = -1"):
         FedProxFT(mu=-1)
+
+
+def test_a_learning_rate_that_makes_the_pull_overshoot_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"local\.lr = 0\.1: must be below 2/μ = 0\.08"):
+        train(quadratics(), FedProx(mu=25.0), tmp_path, rounds=1, lr=0.1)

@@ -64,23 +64,22 @@ def descend(theta: np.ndarray, part: Part, steps: int, lam: float = 0.0, T: floa
     return theta
 
 
-def global_models(data: Data, rounds: int = ROUNDS) -> list[np.ndarray]:
+def global_models(data: Data) -> list[np.ndarray]:
     """The models of fedavg from round 0 on."""
     trains = [parts["train"] for parts in data.values()]
     p = np.array([len(y) for _, y in trains]) / sum(len(y) for _, y in trains)
     models = [np.zeros(24)]
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         models.append(sum(p[m] * descend(models[-1], part, STEPS) for m, part in enumerate(trains)))
     return models
 
 
-def run(algorithm: FedAvg, data: Data, rounds: int = ROUNDS, eval_every: int = 0, **options: Any) -> pf.Run:
+def run(algorithm: FedAvg, data: Data, **options: Any) -> pf.Run:
     module = nn.Linear(5, 4)
-    nn.init.zeros_(module.weight), nn.init.zeros_(module.bias)
+    module.load_state_dict({"weight": torch.zeros(4, 5), "bias": torch.zeros(4)})
+    options = {"threads": 1, "progress": False, "rounds": ROUNDS, "eval_every": 0} | options
     federation = Federation.from_clients(data, classes=4)
-    local = Local(lr=LR, batch_size=0, steps=STEPS)
-    options |= {"threads": 1, "progress": False, "rounds": rounds, "eval_every": eval_every}
-    return pf.train(federation, module, algorithm, local=local, **options)
+    return pf.train(federation, module, algorithm, local=Local(lr=LR, batch_size=0, steps=STEPS), **options)
 
 
 def vector(net: nn.Module) -> np.ndarray:
@@ -103,9 +102,6 @@ def small(kind: type[PersFL] = PersFL, **options: Any) -> PersFL:
     return kind(**{"imitations": LAMBDAS, "temperatures": TEMPERATURES, "distill_epochs": EPOCHS} | options)
 
 
-# --- the objective
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), lam=st.floats(0, 1), T=st.floats(0.2, 30))
 def test_gradients_of_persfl_and_persfl_gd_are_equal_and_the_divergence_is_kl(seed, lam, T):
@@ -122,18 +118,16 @@ def test_gradients_of_persfl_and_persfl_gd_are_equal_and_the_divergence_is_kl(se
     for function, constant in ((distillation, 0.0), (distillation_by_cross_entropy, entr(target).sum(1))):
         at = student.clone().requires_grad_()
         values = function(at, y, teacher, **extra)
-        expected = (1 - lam) * F.cross_entropy(student, y, reduction="none") + lam * T**2 * (kl + constant)
+        expected = (1 - lam) * F.cross_entropy(student, y, reduction="none") + lam * T**2 * (
+            kl + torch.as_tensor(constant)
+        )
         np.testing.assert_allclose(values.detach(), expected, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(torch.autograd.grad(values.sum(), at)[0], slope, rtol=1e-9, atol=1e-9)
 
 
 def test_persfl_and_persfl_gd_give_the_same_models():
     data = make()
-    one, two = run(small(), data), run(small(PersFLGD), data)
-    close(personal(one, data), personal(two, data))
-
-
-# --- the teacher
+    close(personal(run(small(PersFLGD), data), data), personal(run(small(), data), data))
 
 
 def test_the_teacher_is_the_global_model_of_the_lowest_validation_loss():
@@ -174,21 +168,12 @@ def test_before_the_last_round_the_personalized_model_is_the_teacher_so_far():
         assert np.isnan(table.column(name).to_numpy()).all()
 
 
-# --- the student
-
-
 def test_no_imitation_is_plain_fine_tuning_from_the_teacher():
     data = make()
     done = run(small(imitations=(0.0,), temperatures=(5.0,)), data)
     teachers = [min(global_models(data), key=lambda w: loss(w, parts["val"])) for parts in data.values()]
     expected = [descend(w, parts["train"], EPOCHS) for w, parts in zip(teachers, data.values(), strict=True)]
     close(personal(done, data), expected)
-
-
-def test_pure_imitation_at_any_temperature_stays_at_the_teacher():
-    data = make()
-    students = personal(run(small(imitations=(1.0,), temperatures=(5.0,)), data), data)
-    np.testing.assert_allclose(students, personal(run(small(distill_epochs=0), data), data), atol=1e-5)
 
 
 def test_the_stacked_grid_is_every_point_alone_and_the_best_on_validation_data():
@@ -209,9 +194,6 @@ def test_the_stacked_grid_is_every_point_alone_and_the_best_on_validation_data()
 def test_ties_go_to_the_smaller_imitation_then_to_the_smaller_temperature():
     done = run(small(imitations=(0.75, 0.25), temperatures=(25.0, 1.0), distill_epochs=0), make())
     assert column(done, "imitation") == M * [0.25] and column(done, "temperature") == M * [1.0]
-
-
-# --- clients with little
 
 
 def test_a_client_without_validation_data_has_the_last_model_and_the_first_of_the_grid():
@@ -244,9 +226,6 @@ def test_a_newcomer_learns_from_the_best_model_that_was_kept_or_else_from_the_la
     best = int(np.argmin([loss(w, parts["val"]) for w in models]))
     assert 0 < best < ROUNDS
     close(vector(done.personalize(x, y)), descend(models[best if keep else -1], parts["train"], EPOCHS))
-
-
-# --- traffic and refusals
 
 
 def test_traffic_is_one_model_up_and_one_down():

@@ -142,3 +142,8 @@ def test_traffic_is_two_models_up_and_two_down(tmp_path):
 def test_a_global_lr_of_zero_or_less_is_refused(global_lr):
     with pytest.raises(ConfigError, match=rf"global_lr = {global_lr}: must be above 0"):
         Scaffold(global_lr=global_lr)
+
+
+def test_momentum_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"local\.momentum = 0\.9: must be 0 for scaffold"):
+        train(quadratics(), Scaffold(), tmp_path, rounds=1, momentum=0.9)

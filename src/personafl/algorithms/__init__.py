@@ -11,6 +11,7 @@ from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
 from personafl.algorithms.scaffold import Scaffold
+from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.separate import Separate
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -31,6 +32,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         HeurFedAmp,
         PersFL,
         PersFLGD,
+        SelfFL,
     )
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "PersFLGD",
     "Program",
     "Scaffold",
+    "SelfFL",
     "Sent",
     "Separate",
     "Setting",

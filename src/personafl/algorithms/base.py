@@ -212,12 +212,15 @@ class Setting:
         How clients train.
     classification
         Whether the model's outputs are the logits of classes.
+    groups
+        The group of each client (a device type, a region), where the federation has groups.
     """
 
     layers: tuple[tuple[str, int], ...]
     clients: int
     local: Local
     classification: bool
+    groups: tuple[str, ...] | None = None
 
 
 class Program:
@@ -282,6 +285,10 @@ class Algorithm(Program):
 
     def send(self, server: State, ids: Tensor) -> Sent:
         return Sent({"theta": server["theta"]})
+
+    def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
+        """What `personal` and `report` get: as `send`, but nobody is about to train."""
+        return self.send(server, ids)
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         raise NotImplementedError

@@ -13,12 +13,12 @@ active has w; v takes as many steps as y.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, check
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,14 @@ class Ditto(Algorithm):
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam >= 0, "at least 0: a negative λ would push v away from w")
+
+    def prepare(self, setting: Setting) -> Self:
+        lr = setting.local.lr
+        limit = (
+            f"below 2/λ = {2 / self.lam if self.lam else 0:g} for ditto: larger steps throw v further from w each time"
+        )
+        check("local.lr", lr, lr * self.lam < 2, limit)
+        return self
 
     def new_client(self, theta0: Tensor) -> State:
         return {"v": theta0, "trained": torch.zeros((), device=theta0.device)}

@@ -13,9 +13,9 @@ the values that the paper tries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from personafl.algorithms.base import Context, Gradient, State, check
+from personafl.algorithms.base import Context, Gradient, Setting, State, check
 from personafl.algorithms.fedavg import FedAvg, FineTuned
 
 
@@ -30,6 +30,12 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         check("algorithm.mu", self.mu, self.mu >= 0, "at least 0: a negative μ would push clients apart")
+
+    def prepare(self, setting: Setting) -> Self:
+        lr = setting.local.lr
+        limit = f"below 2/μ = {2 / self.mu if self.mu else 0:g} for {self.name}: larger steps throw y further from w each time"
+        check("local.lr", lr, lr * self.mu < 2, limit)
+        return self
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         y = carry["theta"]

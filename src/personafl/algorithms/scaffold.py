@@ -9,18 +9,18 @@ ICML 2020.
 
 with N all clients, and both means unweighted over the clients that answered. Sent: w and c down, y − w and c_i⁺ − c_i
 up (2/2). A client keeps c_i, and y_i as its personalized model; the global w is reported beside it. Ours: a client that
-was never active has w. Local momentum changes what (w − y)/(Kη) means; the method is meant for plain SGD.
+was never active has w. Local momentum is refused: (w − y)/(Kη) would overestimate the gradient, and c_i blow up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,16 @@ class Scaffold(Algorithm):
 
     def __post_init__(self) -> None:
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")
+
+    def prepare(self, setting: Setting) -> Self:
+        momentum = setting.local.momentum
+        check(
+            "local.momentum",
+            momentum,
+            momentum == 0,
+            "0 for scaffold: (w − y)/(Kη) is a mean gradient only of plain SGD",
+        )
+        return self
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
         count = torch.tensor(float(clients), device=theta0.device)

@@ -105,7 +105,8 @@ class Engine(ABC):
     def setting(self) -> Setting:
         """The job, as algorithms may know it."""
         layers = tuple(zip(self.task.names, self.task.sizes, strict=True))
-        return Setting(layers, len(self.federation), self.local, self.task.objective is cross_entropy)
+        classification = self.task.objective is cross_entropy
+        return Setting(layers, len(self.federation), self.local, classification, self.federation.groups)
 
     # --- what a runner calls -------------------------------------------------------------------------------
 

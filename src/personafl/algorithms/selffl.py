@@ -1,0 +1,251 @@
+"""Self-FL: start point, number of steps and weight of each client, from uncertainty.
+
+Chen, Ding, Tramel, Wu, Sahu, Avestimehr, Zhang: Self-aware personalized federated learning. NeurIPS 2022 (equations by
+that text; [in brackets] those of the preprint, which has Algorithm 2, the online variance and the cluster level).
+
+With w_m = 1/(σ0² + σ_m²) and S_m = Σ_{k≠m} w_k:
+
+    client   θ_init = θ − (w_m / S_m)(θ_m − θ)                                              (10) [18]
+             ℓ_m from (1 − η/(Bσ_m²))^ℓ = S_m / (σ_m⁻² + S_m),  1 ≤ ℓ_m ≤ `l_max`              (8) [19]
+             θ_m ← ℓ_m steps of SGD from θ_init;  σ_m² = empirical variance of its θ_m over rounds  (13) [22]
+    server   σ0² = empirical variance of the θ_m;  θ̂ = Σ w_m θ_m / Σ w_m                 (14), (11) [20]
+             θ ← (1 − C) θ + C θ̂,  C the activity rate
+
+Sent: θ, σ0² and S_m down (the paper sends only σ0², which does not determine S_m), θ_m and σ_m² up: 1/1 and scalars. A
+client keeps θ_m, the running mean of its θ_m, σ_m² and how often it was active. Personalized model: θ_m.
+
+Where the paper is silent or misprinted, ours, all of them options:
+
+- [22] lacks a square. σ_t² = ((t−1)/t) σ²_{t−1} + ((t−1)/t²) ‖x_t − x̄_{t−1}‖², t a client's own count of activations.
+- `posterior="paper"` takes S_m as printed. (3) is derived for θ_1 = θ_0; under the model itself the exact posterior has
+  1/(σ0² + 1/S_m) in the place of S_m in (8), and the same start point: `posterior="exact"`.
+- `variance="sum"` takes σ0² as the sum over the cohort, as the text defines it, `"mean"` divides by its size; σ_m² is a
+  mean over rounds always, as [21]. `scope="cohort"` takes S_m over the active clients, `"all"` over all that are known.
+- A client that was active fewer than 2 times has no variance: it starts from θ, takes the settings' number of steps, and
+  counts in the aggregation with the median σ² of those that have one (all equal if none has). Variances are floored at
+  1e-12; η/(Bσ²) ≥ 1 gives one step; S_m = 0 no shift and `l_max` steps; w_m/S_m is capped at 1.
+- `smoothing`: C, "activity" for the share of clients that answered (1 if all did), or a number.
+- `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
+- `use_init`, `use_steps`, `use_weights` switch the three components off: start from θ, the settings' number of steps,
+  equal weights.
+- `clusters`: "none", "group" (the federation's groups), or "uncertainty" (`cluster_count` clusters, equal in number, by
+  σ_m²). The server then keeps the latest model of each cluster, the w_m-weighted mean of its active clients, and every
+  round aggregates over all clusters by 1/(σ0² + σ_c²), σ_c² the mean over those clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.errors import ConfigError
+
+FLOOR = 1e-12
+
+
+@dataclass(frozen=True)
+class SelfFL(Algorithm):
+    """Personalization driven by inter- and intra-client uncertainty."""
+
+    l_max: int = 40
+    posterior: Literal["paper", "exact"] = "paper"
+    variance: Literal["sum", "mean"] = "sum"
+    scope: Literal["cohort", "all"] = "cohort"
+    smoothing: float | Literal["activity"] = "activity"
+    warm_rounds: int = 0
+    use_init: bool = True
+    use_steps: bool = True
+    use_weights: bool = True
+    clusters: Literal["none", "group", "uncertainty"] = "none"
+    cluster_count: int = 5
+
+    name: ClassVar[str] = "selffl"
+    paper: ClassVar[str] = "Chen et al. 2022"
+    personalized: ClassVar[str] = "θ_m"
+    keeps: ClassVar[str] = "θ_m, its running mean, σ_m², a count"
+    newcomer: ClassVar[str] = "trains once from the final θ, as a client in its first round"
+
+    # The cluster of each client, where clusters are given groups: set by `prepare`.
+    _groups: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check("algorithm.l_max", self.l_max, self.l_max >= 1, "at least 1")
+        given = self.smoothing == "activity" or 0 < self.smoothing <= 1
+        check("algorithm.smoothing", self.smoothing, given, '"activity" or a number in (0, 1]')
+        check("algorithm.warm_rounds", self.warm_rounds, self.warm_rounds >= 0, "at least 0")
+        check("algorithm.cluster_count", self.cluster_count, self.cluster_count >= 1, "at least 1")
+
+    def prepare(self, setting: Setting) -> Self:
+        if self.clusters != "group":
+            return self
+        if setting.groups is None:
+            raise ConfigError('algorithm.clusters = "group": the clients of this federation have no groups')
+        names = sorted(set(setting.groups))
+        fitted = type(self)(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+        object.__setattr__(fitted, "_groups", tuple(names.index(group) for group in setting.groups))
+        return fitted
+
+    # --- server ----------------------------------------------------------------------------------------------
+
+    def new_server(self, theta0: Tensor, clients: int) -> State:
+        unknown = torch.full((), -1.0, device=theta0.device)
+        state = {
+            "theta": theta0.clone(),
+            "sigma0_2": unknown,
+            "sigma2": unknown.repeat(clients),
+            "round": torch.zeros((), dtype=torch.int64),
+        }
+        if self.clusters != "none":
+            count = self.cluster_count if self.clusters == "uncertainty" else max(self._groups, default=0) + 1
+            state |= {
+                "cluster_theta": torch.zeros(count, len(theta0), device=theta0.device),
+                "cluster_sigma2": unknown.repeat(count),
+            }
+        return state
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        if self.scope == "all":
+            return self.send_for_evaluation(server, ids)
+        weights = self._precision(server, _filled(server["sigma2"][ids.to(server["sigma2"].device)]))
+        return self._sent(server, weights.sum() - weights)
+
+    def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
+        """GAIN is about the whole federation: S_m over all clients that are known."""
+        known = server["sigma2"]
+        weights = torch.where(known >= 0, self._precision(server, known), 0.0)
+        return self._sent(server, weights.sum() - weights[ids.to(known.device)])
+
+    def _precision(self, server: State, sigma2: Tensor) -> Tensor:
+        """1/(σ0² + σ_m²), in double: sums of them are taken apart again."""
+        return 1 / (server["sigma0_2"].clamp(min=0) + sigma2.clamp(min=FLOOR)).double()
+
+    def _sent(self, server: State, others: Tensor) -> Sent:
+        warm = (server["round"] < self.warm_rounds).float().to(others.device)
+        shared = {"theta": server["theta"], "sigma0_2": server["sigma0_2"], "warm": warm}
+        return Sent(shared, {"S": others.clamp(min=0).float()})
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        theta, reported = uploads["theta"], uploads["sigma2"]
+        round = server["round"] + 1
+        if round <= self.warm_rounds:
+            return {**server, "theta": uploads.mean("theta", "samples"), "round": round}
+        spread = (theta - theta.mean(0)).square().sum(1)
+        sigma0_2 = spread.sum() if self.variance == "sum" else spread.mean()
+        sigma2 = _filled(reported).clamp(min=FLOOR)
+        weights = 1 / (sigma0_2 + sigma2) if self.use_weights else torch.ones_like(sigma2)
+        new = {**server, "sigma0_2": sigma0_2, "round": round}
+        new["sigma2"] = server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)
+        if self.clusters == "none":
+            estimate = torch.tensordot(weights / weights.sum(), theta, dims=1)
+        else:
+            estimate = self._aggregate_clusters(new, uploads, weights, sigma2)
+        share = len(uploads) / len(server["sigma2"]) if self.smoothing == "activity" else float(self.smoothing)
+        new["theta"] = torch.lerp(server["theta"], estimate, share)
+        return new
+
+    def _aggregate_clusters(self, server: State, uploads: Uploads, weights: Tensor, sigma2: Tensor) -> Tensor:
+        """Renew the models of the clusters that were active; the mean over all clusters that are known."""
+        if self.clusters == "group":
+            cluster = torch.tensor(self._groups, device=weights.device)[uploads.ids.to(weights.device)]
+        else:
+            cuts = torch.linspace(0, 1, self.cluster_count + 1, device=weights.device)[1:-1]
+            known = server["sigma2"][server["sigma2"] >= 0]
+            cluster = torch.bucketize(sigma2, torch.quantile(known if len(known) else sigma2, cuts))
+        models, sigmas = server["cluster_theta"].clone(), server["cluster_sigma2"].clone()
+        for c in cluster.unique():
+            rows = cluster == c
+            models[c] = torch.tensordot(weights[rows] / weights[rows].sum(), uploads["theta"][rows], dims=1)
+            sigmas[c] = sigma2[rows].mean()
+        server |= {"cluster_theta": models, "cluster_sigma2": sigmas}
+        seen = sigmas >= 0
+        mass = 1 / (server["sigma0_2"] + sigmas[seen]) if self.use_weights else torch.ones_like(sigmas[seen])
+        estimate: Tensor = torch.tensordot(mass / mass.sum(), models[seen], dims=1)
+        return estimate
+
+    # --- client ----------------------------------------------------------------------------------------------
+
+    def new_client(self, theta0: Tensor) -> State:
+        scalar = torch.zeros((), device=theta0.device)
+        return {
+            "theta": theta0,
+            "mean": torch.zeros_like(theta0),
+            "sigma2": scalar,
+            "t": scalar - 1,
+        }  # −1: never active
+
+    def _aware(self, own: State, sent: State) -> Tensor:
+        """Whether a client knows its own variance, and the server that between clients."""
+        return (own["t"] >= 2) & (sent["sigma0_2"] >= 0)
+
+    def _evidence(self, sigma0_2: Tensor, S: Tensor) -> Tensor:
+        """What the others know of this client's parameter, as a precision: S_m, or exactly 1/(σ0² + 1/S_m)."""
+        return S if self.posterior == "paper" else S / (1 + sigma0_2 * S)
+
+    def start(self, own: State, sent: State, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Start point (10) and number of steps (8)."""
+        theta, S = sent["theta"], sent["S"]
+        sigma0_2, sigma2 = sent["sigma0_2"].clamp(min=0), own["sigma2"].clamp(min=FLOOR)
+        ratio = torch.where(S > 0, 1 / ((sigma0_2 + sigma2) * S.clamp(min=1e-30)), 0.0).clamp(max=1.0)
+        aware = self._aware(own, sent)
+        start = torch.where(aware & self.use_init, theta - ratio * (own["theta"] - theta), theta)
+        others = self._evidence(sigma0_2, S)
+        kept = others / (1 / sigma2 + others)  # how much of the start point is to remain
+        factor = (1 - ctx.lr / (ctx.batch_size * sigma2)).clamp(min=0.0)
+        wanted = torch.where(
+            factor > 0, torch.log(kept.clamp(min=1e-30)) / torch.log(factor.clamp(1e-30, 1 - 1e-7)), 1.0
+        )
+        steps = torch.where(kept > 0, torch.ceil(wanted - 1e-4), self.l_max).clamp(1, self.l_max).to(ctx.steps.dtype)
+        return start, torch.where(aware & self.use_steps, steps, ctx.steps)
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        start, steps = self.start(own, sent, ctx)
+        return {"theta": start}, steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        ctx.descend(carry, "theta", grad(carry["theta"]))
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        theta = carry["theta"]
+        new = {"theta": theta, **online_variance(own, theta, counts=sent["warm"] == 0)}
+        return new, {"theta": theta, "sigma2": torch.where(new["t"] >= 2, new["sigma2"], -1.0)}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return torch.where(own["t"] < 0, sent["theta"], own["theta"])
+
+    def report(self, own: State, sent: State) -> State:
+        """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others)."""
+        sigma0_2, sigma2 = sent["sigma0_2"].clamp(min=0), own["sigma2"].clamp(min=FLOOR)
+        evidence = self._evidence(sigma0_2, sent["S"])
+        known = self._aware(own, sent)
+        values = {
+            "sigma2": sigma2,
+            "sigma0_2": sigma0_2 + 0 * sigma2,
+            "weight": 1 / (sigma0_2 + sigma2),
+            "posterior_variance": 1 / (1 / sigma2 + evidence),
+            "gain": 1 + sigma2 * evidence,
+        }
+        return {name: torch.where(known, value, torch.nan) for name, value in values.items()}
+
+
+def online_variance(own: State, x: Tensor, counts: Tensor) -> State:
+    """The running mean and variance of a client's parameters, one activation further (where it counts)."""
+    before = own["t"].clamp(min=0)
+    t = before + 1
+    apart = x - own["mean"]
+    sigma2 = (t - 1) / t * own["sigma2"] + (t - 1) / t.square() * apart.square().sum()
+    return {
+        "mean": torch.where(counts, own["mean"] + apart / t, own["mean"]),
+        "sigma2": torch.where(counts, sigma2, own["sigma2"]),
+        "t": torch.where(counts, t, before),
+    }
+
+
+def _filled(sigma2: Tensor) -> Tensor:
+    """Unknown variances (−1) replaced by the median of the known ones; all equal if none is known."""
+    known = sigma2[sigma2 >= 0]
+    return torch.where(sigma2 >= 0, sigma2, known.median() if len(known) else torch.ones_like(sigma2))

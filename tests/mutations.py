@@ -1,0 +1,273 @@
+"""Are the oracles worth anything? Break every algorithm on purpose, and see that a test of its own notices.
+
+    python tests/mutations.py [--only fedamp] [--markdown] [--source FOLDER]
+
+Each mutation replaces one piece of an algorithm's file in a copy of the package and runs that algorithm's test file
+on the copy. A mutation that no test notices is a failure, and so is a test file that fails on the unbroken package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+WORKERS = 2
+LIMIT = 600  # seconds for one test file
+
+# Imported before pytest runs, so that a copy which is not the one under test cannot go unnoticed.
+PROGRAM = """
+import sys, pathlib, personafl
+if not pathlib.Path(personafl.__file__).is_relative_to(sys.argv[1]):
+    sys.exit(f"personafl comes from {personafl.__file__}, not from {sys.argv[1]}")
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A piece of an algorithm's file, what takes its place, and what that breaks."""
+
+    algorithm: str
+    file: str
+    original: str
+    mutated: str
+    breaks: str
+
+    @property
+    def test(self) -> str:
+        return f"tests/algorithms/test_{self.file}.py"
+
+
+def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation]:
+    return [Mutation(algorithm, file, original, mutated, breaks) for breaks, original, mutated in rows]
+
+
+AWAITED = {"selffl"}  # algorithms whose oracles, and so whose mutations, are still to come
+
+CLIPPED = "(alpha - ctx.lr * slope)"
+KEPT = 'return {"theta": y, "trained": torch.ones_like(own["trained"])}'
+
+MUTATIONS: list[Mutation] = [
+    *_of(
+        "separate", "separate",
+        ("gradient: sign flipped", 'grad(carry["theta"]))', '-grad(carry["theta"]))'),
+        ("gradient: dropped", 'grad(carry["theta"]))', '0 * grad(carry["theta"]))'),
+        ("model: frozen", 'return {"theta": carry["theta"]}, {}', 'return {"theta": own["theta"]}, {}'),
+    ),
+    *_of(
+        "fedavg", "fedavg",
+        ("average: sign flipped", 'uploads.mean("theta", self.weights)', '-uploads.mean("theta", self.weights)'),
+        ("average: dropped", 'uploads.mean("theta", self.weights)', 'server["theta"]'),
+        ("weights by samples: dropped", 'uploads.mean("theta", self.weights)', 'uploads.mean("theta")'),
+        ("y_i: frozen", KEPT, KEPT.replace('"theta": y', '"theta": own["theta"]')),
+        ("never active: θ0 for w", 'torch.where(own["trained"] > 0, own["theta"], sent["theta"])', 'own["theta"]'),
+    ),
+    *_of(
+        "fedavg-ft", "fedavg",
+        ("fine-tuning: dropped", "return FineTune(self.fine_tune_steps)", "return FineTune(0)"),
+        ("fine-tuning: a step too many", "torch.full_like(ctx.steps, self.steps)",
+         "torch.full_like(ctx.steps, self.steps + 1)"),
+        ("fine-tuned model: frozen", 'return {"theta": carry["theta"]}, {}', 'return {"theta": sent["theta"]}, {}'),
+    ),
+    *_of(
+        "fedprox", "fedprox",
+        ("proximal term: sign flipped", 'self.mu * (y - sent["theta"])', 'self.mu * (sent["theta"] - y)'),
+        ("proximal term: dropped", ' + self.mu * (y - sent["theta"])', ""),
+        ("proximal term: no gradient (anchor follows y)", '(y - sent["theta"])', "(y - y)"),
+        ("gradient: dropped", "grad(y) + ", ""),
+    ),
+    *_of(
+        "fedprox-ft", "fedprox",
+        ("fine-tuning: dropped", "class FedProxFT(FineTuned, FedProx)", "class FedProxFT(FedProx, FineTuned)"),
+        ("range of μ: unchecked", "        FedProx.__post_init__(self)\n", ""),
+        ("proximal term of stage 1: dropped", ' + self.mu * (y - sent["theta"])', ""),
+    ),
+    *_of(
+        "scaffold", "scaffold",
+        ("correction: sign flipped", 'sent["c"] - own["c"]}', 'own["c"] - sent["c"]}'),
+        ("correction: dropped", ' + carry["correction"]', ""),
+        ("c_i: frozen", 'return {"c": c, ', 'return {"c": own["c"], '),
+        ("c: frozen", 'server["c"] + share * uploads.mean("delta_c")', 'server["c"]'),
+        ("c_i⁺: sign of (w − y) flipped", "(w - y) / (ctx.steps", "(y - w) / (ctx.steps"),
+        ("c: over the cohort, not over all", "share * uploads", "uploads"),
+    ),
+    *_of(
+        "apfl", "apfl",
+        ("gradient at v̄: taken at v", "grad(alpha * v + (1 - alpha) * w)", "grad(v)"),
+        ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),
+        ("step of v: factor α dropped", '"v", alpha * at_mixture)', '"v", at_mixture)'),
+        ("adaptive α: sign flipped", CLIPPED, "(alpha + ctx.lr * slope)"),
+        ("adaptive α: frozen", CLIPPED, "(alpha + 0 * slope)"),
+        ("v: frozen", '{"v": carry["v"], "alpha"', '{"v": own["v"], "alpha"'),
+    ),
+    *_of(
+        "ditto", "ditto",
+        ("pull: sign flipped", 'self.lam * (v - sent["theta"])', 'self.lam * (sent["theta"] - v)'),
+        ("pull: dropped", ' + self.lam * (v - sent["theta"])', ""),
+        ("v: frozen", '{"v": carry["v"], "trained"', '{"v": own["v"], "trained"'),
+        ("v: starts from w in every round", 'v = torch.where(own["trained"] > 0, own["v"], sent["theta"])',
+         'v = sent["theta"]'),
+    ),
+    *_of(
+        "pfedme", "pfedme",
+        ("proximal term: sign flipped", "self.lam * (theta - w)", "self.lam * (w - theta)"),
+        ("proximal term: dropped", " + self.lam * (theta - w)", ""),
+        ("step of w_i: sign flipped", "w.sub_(w - theta", "w.sub_(theta - w"),
+        ("personalized model: w_i for θ", '{"theta": carry["theta"], "trained"', '{"theta": carry["w"], "trained"'),
+        ("θ: frozen", '{"theta": carry["theta"], "trained"', '{"theta": own["theta"], "trained"'),
+    ),
+    *_of(
+        "perfedavg", "perfedavg",
+        ("inner step: sign flipped", "w - self.alpha * grad(w, batch=0)", "w + self.alpha * grad(w, batch=0)"),
+        ("inner step: dropped", "w - self.alpha * grad(w, batch=0)", "w"),
+        ("curvature: sign flipped", "direction - self.alpha * curvature", "direction + self.alpha * curvature"),
+        ("curvature: dropped", "direction = direction - self.alpha * curvature", "pass"),
+        ("adapted model: frozen", "theta.sub_(grad(theta), alpha=self.alpha)", "pass"),
+    ),
+    *_of(
+        "fedper", "fedper",
+        ("average of the base: sign flipped", 'uploads.mean("base", self.weights)',
+         '-uploads.mean("base", self.weights)'),
+        ("average of the base: dropped", 'uploads.mean("base", self.weights)', 'server["base"]'),
+        ("head: frozen", 'return {"head": head}, {"base": base}', 'return {"head": own["head"]}, {"base": base}'),
+        ("head: everything but the head", 'name.rpartition(".")[0] in own', 'name.rpartition(".")[0] not in own'),
+        ("head: put back at the end", "queues[mine].pop(0) for _, mine in self._pieces",
+         "queues[mine].pop(0) for _, mine in sorted(self._pieces, key=lambda piece: piece[1])"),
+        ("head: counted from the front", "modules[count - self.head :]", "modules[: self.head]"),
+    ),
+    *_of(
+        "fedamp", "fedamp",
+        ("pull to u: sign flipped", 'add_(rate * sent["u"])', 'sub_(rate * sent["u"])'),
+        ("pull to u: dropped", 'rate = ctx.lr * sent["pull"]', 'rate = 0 * sent["pull"]'),
+        ("attention: sign of the distance flipped", "torch.exp(-distance / sigma)", "torch.exp(distance / sigma)"),
+        ("attention: local training only (ξ = I)", "_with_own(alpha * closeness, ids), pull",
+         "_with_own(0 * alpha * closeness, ids), pull"),
+        ("attention: uniform", "torch.exp(-distance / sigma)", "torch.exp(-0 * distance)"),
+        ("factor: that of the printed equation (1)", "self.lam / alpha", "2 * self.lam / alpha"),
+        ("models of the server: frozen", 'models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])',
+         "models = models.clone()"),
+        ("w_i: frozen", 'return {"theta": w, "trained"', 'return {"theta": own["theta"], "trained"'),
+        ("distances: not centred", "a, b = a - centre, b - centre", "a, b = a + 0 * centre, b + 0 * centre"),
+        ("α_k: no decay", "alpha = alpha * self.alpha_decay **", "alpha = alpha * 1.0 **"),
+    ),
+    *_of(
+        "heurfedamp", "fedamp",
+        ("similarity: sign flipped", "scale * cosine", "-scale * cosine"),
+        ("similarity: dropped", "scale * cosine", "0 * cosine"),
+        ("cosine: dot product instead", "_unit(w) @ _unit(everybody).T", "w @ everybody.T"),
+        ("own weight: dropped", "(1 - self.self_weight) * attention", "attention"),
+        ("own model: among the others", "torch.where(other, scale * cosine, -torch.inf)", "scale * cosine"),
+        ("models of the server: frozen", 'models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])',
+         "models = models.clone()"),
+    ),
+    *_of(
+        "persfl", "persfl",
+        ("teacher: the worst round", 'loss < kept["loss"] if', 'loss > kept["loss"] if'),
+        ("teacher: frozen", '"teacher": torch.where(better, candidate, kept["teacher"])', '"teacher": kept["teacher"]'),
+        ("distillation: entropy added, not subtracted", "by_entropy - imitation", "by_entropy + imitation"),
+        ("distillation: T² dropped", "imitation * temperature**2 * imitated", "imitation * imitated"),
+        ("choice: the worst of the grid", "torch.argmax(up", "torch.argmin(up"),
+        ("ties: to the larger values", '.double() - handicap', '.double() + handicap'),
+        ("student: starts from the last model", '"student": chosen["teacher"]', '"student": sent["theta"]'),
+        ("newcomer: the last model always", '("theta", "history")', '("theta",)'),
+    ),
+    *_of(
+        "persfl-gd", "persfl",
+        ("imitation: sign flipped", "+ imitation * temperature**2 * imit", "- imitation * temperature**2 * imit"),
+        ("imitation: dropped", " + imitation * temperature**2 * imitated", ""),
+        ("student: frozen", 'ctx.descend(carry, "student", slope)', "pass"),
+        ("teacher's probabilities: those of the student", "soft = F.softmax(teacher / temperature, -1)\n    imitated",
+         "soft = F.softmax(outputs / temperature, -1)\n    imitated"),
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test file did on a copy: the first test that failed (empty if none), and what was printed."""
+
+    failed: str
+    output: str
+
+
+def apply(text: str, mutation: Mutation) -> str:
+    """The file's text with the mutation in it."""
+    found = text.count(mutation.original)
+    if found != 1:
+        what = f"{mutation.algorithm}, {mutation.breaks!r}"
+        raise ValueError(f"{what}: {mutation.original!r} occurs {found} times in {mutation.file}.py, not once")
+    return text.replace(mutation.original, mutation.mutated)
+
+
+def run_tests(test: str, source: Path, mutation: Mutation | None = None) -> Outcome:
+    """Run a test file on a copy of the package, mutated or as it is."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        shutil.copytree(source / "personafl", Path(folder) / "personafl", ignore=shutil.ignore_patterns("__pycache__"))
+        if mutation is not None:
+            file = Path(folder) / "personafl" / "algorithms" / f"{mutation.file}.py"
+            file.write_text(apply(file.read_text("utf-8"), mutation), "utf-8")
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", PROGRAM, folder, "-x", "-q", "-p", "no:cacheprovider", "--tb=line", test]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    output = done.stdout + done.stderr
+    if done.returncode not in (0, 1) or "personafl comes from" in output or "error" in output.splitlines()[-1]:
+        raise RuntimeError(f"{test} did not run ({mutation}):\n{output[-2000:]}")
+    first = re.search(r"^FAILED [^:]+::(\w+)", output, re.MULTILINE)
+    return Outcome(first.group(1) if first else "", output)
+
+
+def check(mutations: Iterable[Mutation], source: Path = SOURCE) -> tuple[dict[Mutation, str], dict[str, Outcome]]:
+    """For each mutation the test that noticed it ("" if none did), and the test files that fail without any."""
+    mutations = list(mutations)
+    for mutation in mutations:
+        apply((source / "personafl" / "algorithms" / f"{mutation.file}.py").read_text("utf-8"), mutation)
+    tests = sorted({mutation.test for mutation in mutations})
+    with ThreadPoolExecutor(WORKERS) as pool:
+        whole = dict(zip(tests, pool.map(lambda test: run_tests(test, source), tests), strict=True))
+        broken = {test: outcome for test, outcome in whole.items() if outcome.failed}
+        # A test file that fails anyway proves nothing.
+        useful = [mutation for mutation in mutations if mutation.test not in broken]
+        outcomes = pool.map(lambda mutation: run_tests(mutation.test, source, mutation), useful)
+        return {m: outcome.failed for m, outcome in zip(useful, outcomes, strict=True)}, broken
+
+
+def table(caught: dict[Mutation, str], markdown: bool = False) -> str:
+    rows = [("algorithm", "mutation", "caught by")]
+    rows += [(m.algorithm, m.breaks, test or "NOBODY") for m, test in caught.items()]
+    if markdown:
+        rows = [rows[0], ("---",) * 3, *((a, b, f"`{c}`") for a, b, c in rows[1:])]  # type: ignore[list-item]
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="ALGORITHM", help="these algorithms")
+    parser.add_argument("--markdown", action="store_true", help="print the table for the docs")
+    parser.add_argument("--source", type=Path, default=SOURCE, help="the folder that holds the package")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.only or m.algorithm in options.only]
+    caught, broken = check(chosen, options.source.resolve())
+    print(table(caught, options.markdown))
+    for test, outcome in broken.items():
+        print(f"{test} fails without any mutation: {outcome.failed}", file=sys.stderr)
+    missed = [m for m, test in caught.items() if not test]
+    print(f"{len(caught) - len(missed)} of {len(chosen)} mutations caught", file=sys.stderr)
+    return 1 if missed or broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
