@@ -147,7 +147,6 @@ def test_a_run_with_a_module_of_its_own_needs_it_again(run, federation):
     assert loaded.clients().equals(run.clients()) and loaded.score == run.score
 
 
-@pytest.mark.xfail(reason="newcomers.py joins from run.task.theta0 instead of the checkpoint's theta0")
 def test_newcomers_of_a_loaded_run_start_where_the_run_began(federation, tmp_path):
     """Not from the weights that the module given to `load` happens to have."""
     run = pf.train(federation, Own(), pf.Separate(), rounds=1, out=tmp_path / "run", **QUIET)

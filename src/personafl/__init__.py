@@ -24,6 +24,7 @@ from personafl.algorithms import (
     PFedMe,
     Scaffold,
     SelfFL,
+    SelfFLAug,
     Separate,
 )
 from personafl.data import partition
@@ -58,6 +59,7 @@ __all__ = [
     "Run",
     "Scaffold",
     "SelfFL",
+    "SelfFLAug",
     "Separate",
     "Task",
     "__version__",

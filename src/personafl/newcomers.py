@@ -69,7 +69,7 @@ def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
             sent = algorithm.welcome(server, {name: value[0] for name, value in up.items()})
             if number == 0:
                 row = {name: value[0] for name, value in sent.each.items()}
-                joined = algorithm.join(run.task.theta0, {**sent.shared, **row})
+                joined = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
                 own = {name: value[None] for name, value in joined.items()}
             result = engine.run(Work(algorithm, found.round + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up

@@ -12,6 +12,7 @@ from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
 from personafl.algorithms.scaffold import Scaffold
 from personafl.algorithms.selffl import SelfFL
+from personafl.algorithms.selffl_aug import SelfFLAug
 from personafl.algorithms.separate import Separate
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -33,6 +34,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         PersFL,
         PersFLGD,
         SelfFL,
+        SelfFLAug,
     )
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "Program",
     "Scaffold",
     "SelfFL",
+    "SelfFLAug",
     "Sent",
     "Separate",
     "Setting",

@@ -20,6 +20,7 @@ a tensor's value there (use `torch.where`), no `.item()`, no random numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
@@ -82,7 +83,7 @@ class Local:
     lr_decay_every: int = 1
 
     def __post_init__(self) -> None:
-        check("local.lr", self.lr, self.lr > 0, "above 0")
+        check("local.lr", self.lr, 0 < self.lr < math.inf, "above 0")
         check("local.batch_size", self.batch_size, self.batch_size >= 0, "at least 1, or 0 for all data at once")
         check("local.momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
         check("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")

@@ -33,7 +33,9 @@ class FedProx(FedAvg):
 
     def prepare(self, setting: Setting) -> Self:
         lr = setting.local.lr
-        limit = f"below 2/μ = {2 / self.mu if self.mu else 0:g} for {self.name}: larger steps throw y further from w each time"
+        limit = (
+            f"below 2/μ = {2 / self.mu if self.mu else 0:g} for {self.name}: larger steps throw y ever further from w"
+        )
         check("local.lr", lr, lr * self.mu < 2, limit)
         return self
 

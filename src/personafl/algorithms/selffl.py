@@ -21,9 +21,9 @@ Where the paper is silent or misprinted, ours, all of them options:
   1/(σ0² + 1/S_m) in the place of S_m in (8), and the same start point: `posterior="exact"`.
 - `variance="sum"` takes σ0² as the sum over the cohort, as the text defines it, `"mean"` divides by its size; σ_m² is a
   mean over rounds always, as [21]. `scope="cohort"` takes S_m over the active clients, `"all"` over all that are known.
-- A client that was active fewer than 2 times has no variance: it starts from θ, takes the settings' number of steps, and
-  counts in the aggregation with the median σ² of those that have one (all equal if none has). Variances are floored at
-  1e-12; η/(Bσ²) ≥ 1 gives one step; S_m = 0 no shift and `l_max` steps; w_m/S_m is capped at 1.
+- A client that was active fewer than 2 times has no variance: it starts from θ, takes the settings' number of steps,
+  and counts in the aggregation with the median σ² of those that have one (all equal if none has). Variances are
+  floored at 1e-12; η/(Bσ²) ≥ 1 gives one step; S_m = 0 no shift and `l_max` steps; w_m/S_m is capped at 1.
 - `smoothing`: C, "activity" for the share of clients that answered (1 if all did), or a number.
 - `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
 - `use_init`, `use_steps`, `use_weights` switch the three components off: start from θ, the settings' number of steps,

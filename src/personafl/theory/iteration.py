@@ -80,7 +80,9 @@ def fixed_point(
     --------
     >>> theta_hat, sigma2 = np.array([0.0, 1.0, 5.0]), np.array([1.0, 1.0, 4.0])
     >>> fixed_point(theta_hat, sigma2, 0.5, contraction=0.9, steps=[3, 3, 2]).personal.round(6)
+    array([0.922246, 1.097452, 1.767977])
     >>> simulate(theta_hat, sigma2, 0.5, 0.0, 100, contraction=0.9, steps=[3, 3, 2]).personal[-1].round(6)
+    array([0.922246, 1.097452, 1.767977])
     """
     w = client_weights(sigma2, sigma0_2)
     z = local_estimates(theta_hat, len(w))

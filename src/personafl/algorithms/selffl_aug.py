@@ -1,0 +1,76 @@
+"""Augmented Self-FL: uncertainty from local optima instead of early-stopped models (Algorithm 2 of the preprint).
+
+Chen, Ding, Tramel, Wu, Sahu, Avestimehr, Zhang: Self-aware personalized federated learning, preprint, appendix D.
+
+After its ℓ_m steps, which give the personalized θ_m^t as in Algorithm 1, a client trains on until it has approximately
+converged, to θ_{m,t}. Variances [23], [25], start point [24] and aggregation [26] use θ_{m,t}; everything else is as in
+`selffl`, options included.
+
+Sent: θ, σ0², S_m down; θ_{m,t}, θ_m^t and σ_m² up: 2/1 and scalars. A client keeps what a client of `selffl` keeps, and
+θ_m^t. Personalized model: θ_m^t. Ours: converged means that the parameters moved by less than `tolerance` times their
+own length in a step, averaged over the last steps with factor 0.9 (single steps of SGD are noise); training ends after
+`extra_steps` further steps in any case. The engine runs all `extra_steps`; a client that has converged stays put.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Context, Gradient, State, check
+from personafl.algorithms.selffl import SelfFL, online_variance
+
+
+@dataclass(frozen=True)
+class SelfFLAug(SelfFL):
+    """Self-FL whose uncertainties come from local training to convergence."""
+
+    extra_steps: int = 100
+    tolerance: float = 1e-3
+
+    name: ClassVar[str] = "selffl-aug"
+    personalized: ClassVar[str] = "θ_m^t"
+    keeps: ClassVar[str] = "θ_m^t, θ_{m,t}, its running mean, σ_m², a count"
+    traffic: ClassVar[tuple[str, str]] = ("2", "1")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("algorithm.extra_steps", self.extra_steps, self.extra_steps >= 0, "at least 0")
+        check("algorithm.tolerance", self.tolerance, self.tolerance >= 0, "at least 0")
+
+    def new_client(self, theta0: Tensor) -> State:
+        return {**super().new_client(theta0), "personal": theta0}
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        start, steps = self.start(own, sent, ctx)
+        zero = torch.zeros_like(own["t"])
+        carry = {"theta": start, "personal": start, "left": steps.float(), "moved": zero + 1, "taken": zero}
+        return carry, steps + self.extra_steps
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        before = carry["theta"].clone()
+        gradient = grad(before)
+        ctx.descend(carry, "theta", gradient)
+        early = carry["left"] > 0
+        going = early | (carry["moved"] > self.tolerance)
+        theta = torch.where(going, carry["theta"], before)
+        size = torch.linalg.vector_norm(theta).clamp(min=1e-12)
+        share = torch.linalg.vector_norm(theta - before) / size
+        carry["theta"].copy_(theta)
+        carry["personal"] = torch.where(early, theta, carry["personal"])
+        carry["moved"] = torch.where(going, 0.9 * carry["moved"] + 0.1 * share, carry["moved"])
+        carry["left"] = carry["left"] - 1
+        carry["taken"] = carry["taken"] + going.float()
+        return carry
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        theta, personal = carry["theta"], carry["personal"]
+        new = {"theta": theta, "personal": personal, **online_variance(own, theta, counts=sent["warm"] == 0)}
+        sigma2 = torch.where(new["t"] >= 2, new["sigma2"], -1.0)
+        return new, {"theta": theta, "personal": personal, "sigma2": sigma2}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return torch.where(own["t"] < 0, sent["theta"], own["personal"])
