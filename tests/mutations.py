@@ -174,7 +174,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "persfl", "persfl",
-        ("teacher: the worst round", 'loss < kept["loss"] if', 'loss > kept["loss"] if'),
+        ("teacher: the worst round", '= ctx.validation(candidate)["loss"]', '= -ctx.validation(candidate)["loss"]'),
         ("teacher: frozen", '"teacher": torch.where(better, candidate, kept["teacher"])', '"teacher": kept["teacher"]'),
         ("distillation: entropy added, not subtracted", "by_entropy - imitation", "by_entropy + imitation"),
         ("distillation: T² dropped", "imitation * temperature**2 * imitated", "imitation * imitated"),

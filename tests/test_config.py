@@ -241,3 +241,37 @@ def test_a_file_that_is_not_there(tmp_path):
         read_config(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="not a readable TOML file"):
         read_config(tmp_path)
+
+
+def test_a_warm_start_begins_with_saved_weights(tmp_path):
+    from safetensors.torch import load_file
+
+    from personafl.train import train_config
+
+    first = train_config(parse({"rounds": 2}), tmp_path / "first")
+    saved = tmp_path / "first" / "models" / "global.safetensors"
+    warm = {"rounds": 1, "model": {"name": "mlp", "weights": str(saved)}, "local": {"lr": 1e-12}}
+    second = train_config(parse(warm), tmp_path / "second")
+    after = load_file(second.path / "models" / "global.safetensors")
+    for name, value in load_file(saved).items():
+        assert (after[name] - value).abs().max() < 1e-6, name
+    assert second.manifest["model"]["weights"] == str(saved)
+    assert first.manifest["model"] == {"name": "mlp", "hidden": [100], "dropout": 0.0}
+
+
+@pytest.mark.parametrize("what", ["missing", "not weights", "another model"])
+def test_weights_that_do_not_fit_are_refused(tmp_path, what):
+    import torch
+    from safetensors.torch import save_file
+
+    from personafl.train import train_config
+
+    path = tmp_path / "weights.safetensors"
+    if what == "not weights":
+        path.write_bytes(b"nothing")
+    elif what == "another model":
+        save_file({"0.weight": torch.zeros(2, 2)}, path)
+    config = parse({"rounds": 1, "model": {"name": "mclr", "weights": str(path)}})
+    with pytest.raises(ConfigError, match=r"model\.weights = "):
+        train_config(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -64,6 +64,7 @@ class Config:
     partition: Partition | None = None
     splits: tuple[float, float, float] | None = None
     model: Model | None = None
+    weights: str | None = None
     local: Local = field(default_factory=Local)
     algorithm: Algorithm = field(default_factory=FedAvg)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -81,6 +82,8 @@ class Config:
             value = getattr(self, key)
             if value is not None:
                 out[key] = {"name": value.name, **asdict(value)}
+        if self.weights is not None:
+            out["model"]["weights"] = self.weights
         out["local"] = asdict(self.local)
         out["engine"] = asdict(self.engine)
         return out
@@ -116,6 +119,9 @@ def parse(values: Mapping[str, Any]) -> Config:
     tables = {key: _table(values, key) for key in _TABLES}
     if isinstance(values.get("engine"), str):
         tables["engine"] = {"name": values["engine"]}
+    # A warm start: any model may begin with saved weights.
+    weights = checked(str | None, "model.weights", tables["model"].get("weights"))
+    tables["model"] = {key: value for key, value in tables["model"].items() if key != "weights"}
     chosen = {key: choose(key, tables[key], *_REGISTRIES[key]) for key in _REGISTRIES}
     source = chosen["data"]
     if source.structure == "pool" and chosen["partition"] is None:
@@ -129,6 +135,7 @@ def parse(values: Mapping[str, Any]) -> Config:
         seed=seed,
         schedule=checked(Schedule, "", schedule),
         splits=checked(tuple[float, float, float] | None, "splits", values.get("splits")),
+        weights=weights,
         local=checked(Local, "local", tables["local"]),
         engine=checked(EngineSettings, "engine", tables["engine"]),
         **chosen,

@@ -13,7 +13,7 @@ from personafl.events import Listener
 from personafl.run import Run
 from personafl.train import train_config
 
-ALGORITHMS = ("separate", "fedavg", "fedprox", "fedavg-ft", "ditto", "fedamp", "persfl")
+ALGORITHMS = ("separate", "fedavg", "fedprox", "fedavg-ft", "ditto", "fedamp", "persfl", "selffl")
 
 
 def config(algorithm: str, rounds: int, seed: int) -> dict[str, Any]:

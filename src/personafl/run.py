@@ -153,7 +153,9 @@ class Run:
             if module is None:
                 if "class" in self.manifest["model"]:
                     raise RunError(f"{self.path} trained a {self.manifest['model']['class']}: give it as module=…")
-                model = choose("model", self.manifest["model"], MODELS, None)
+                model = choose(
+                    "model", {k: v for k, v in self.manifest["model"].items() if k != "weights"}, MODELS, None
+                )
                 module = initialize(model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]))
             self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task

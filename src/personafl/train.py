@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, Local
@@ -116,6 +118,8 @@ def train_config(config: Config, out: str | Path, resume: bool = False, listener
         log.warning("%s", note)
     outputs = federation.classes or int(np.prod(federation.y.shape[1:]))
     module = initialize(config.model, federation.x.shape[1:], outputs, config.seed)
+    if config.weights is not None:
+        load_weights(module, Path(config.weights))
     described = {
         key: value for key, value in config.tables().items() if key in ("data", "partition", "splits", "model")
     }
@@ -123,6 +127,23 @@ def train_config(config: Config, out: str | Path, resume: bool = False, listener
         federation, Task(module, _default_loss(federation)), config.algorithm, config.schedule, config.local,  # type: ignore[arg-type]
         config.engine, config.seed, described, out, resume, listeners,
     )  # fmt: skip
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Warm start: give a module the weights of a safetensors file, such as models/global.safetensors of a run."""
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.weights = {str(path)!r} cannot be read: {error}") from None
+    wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    if found != wanted:
+        name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+        raise ConfigError(
+            f"model.weights = {str(path)!r} belongs to another model: {name} is {found.get(name, 'missing')} there, "
+            f"{wanted.get(name, 'missing')} here"
+        )
+    module.load_state_dict(state, strict=False)
 
 
 def _default_loss(federation: Federation) -> str:

@@ -229,7 +229,7 @@ def test_more_difference_between_clients_means_more_steps(posterior):
 
 @pytest.mark.parametrize("posterior", POSTERIORS)
 def test_better_data_mean_more_local_training(posterior):
-    """More of the client's own optimum, hence more steps at a given rate; but fewer where better data speed up steps."""
+    """More of its own optimum, hence more steps at a given rate; but fewer where better data make longer steps."""
     sigma2 = np.full(8, 0.5)
     at_a_rate, at_an_lr, own = [], [], []
     for quality in np.logspace(0, 3, 20):

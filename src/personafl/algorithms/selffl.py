@@ -25,6 +25,8 @@ Where the paper is silent or misprinted, ours, all of them options:
   and counts in the aggregation with the median σ² of those that have one (all equal if none has). Variances are
   floored at 1e-12; η/(Bσ²) ≥ 1 gives one step; S_m = 0 no shift and `l_max` steps; w_m/S_m is capped at 1.
 - `smoothing`: C, "activity" for the share of clients that answered (1 if all did), or a number.
+- `window` limits the memory of [22]: the count in it stays at `window`, so that older models fade and the way from the
+  initial weights to where training settles is not taken for uncertainty. 0 remembers everything, as the paper does.
 - `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
 - `use_init`, `use_steps`, `use_weights` switch the three components off: start from θ, the settings' number of steps,
   equal weights.
@@ -57,6 +59,7 @@ class SelfFL(Algorithm):
     scope: Literal["cohort", "all"] = "cohort"
     smoothing: float | Literal["activity"] = "activity"
     warm_rounds: int = 0
+    window: int = 0
     use_init: bool = True
     use_steps: bool = True
     use_weights: bool = True
@@ -77,6 +80,8 @@ class SelfFL(Algorithm):
         given = self.smoothing == "activity" or 0 < self.smoothing <= 1
         check("algorithm.smoothing", self.smoothing, given, '"activity" or a number in (0, 1]')
         check("algorithm.warm_rounds", self.warm_rounds, self.warm_rounds >= 0, "at least 0")
+        memory = "0 for everything, or at least 2: a single model has no variance"
+        check("algorithm.window", self.window, self.window == 0 or self.window >= 2, memory)
         check("algorithm.cluster_count", self.cluster_count, self.cluster_count >= 1, "at least 1")
 
     def prepare(self, setting: Setting) -> Self:
@@ -211,7 +216,7 @@ class SelfFL(Algorithm):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         theta = carry["theta"]
-        new = {"theta": theta, **online_variance(own, theta, counts=sent["warm"] == 0)}
+        new = {"theta": theta, **online_variance(own, theta, sent["warm"] == 0, self.window)}
         return new, {"theta": theta, "sigma2": torch.where(new["t"] >= 2, new["sigma2"], -1.0)}
 
     def personal(self, own: State, sent: State) -> Tensor:
@@ -232,16 +237,19 @@ class SelfFL(Algorithm):
         return {name: torch.where(known, value, torch.nan) for name, value in values.items()}
 
 
-def online_variance(own: State, x: Tensor, counts: Tensor) -> State:
+def online_variance(own: State, x: Tensor, counts: Tensor, window: int = 0) -> State:
     """The running mean and variance of a client's parameters, one activation further (where it counts)."""
     before = own["t"].clamp(min=0)
     t = before + 1
+    after = t
+    if window:
+        t = t.clamp(max=window)
     apart = x - own["mean"]
     sigma2 = (t - 1) / t * own["sigma2"] + (t - 1) / t.square() * apart.square().sum()
     return {
         "mean": torch.where(counts, own["mean"] + apart / t, own["mean"]),
         "sigma2": torch.where(counts, sigma2, own["sigma2"]),
-        "t": torch.where(counts, t, before),
+        "t": torch.where(counts, after, before),
     }
 
 

@@ -68,7 +68,7 @@ class SelfFLAug(SelfFL):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         theta, personal = carry["theta"], carry["personal"]
-        new = {"theta": theta, "personal": personal, **online_variance(own, theta, counts=sent["warm"] == 0)}
+        new = {"theta": theta, "personal": personal, **online_variance(own, theta, sent["warm"] == 0, self.window)}
         sigma2 = torch.where(new["t"] >= 2, new["sigma2"], -1.0)
         return new, {"theta": theta, "personal": personal, "sigma2": sigma2}
 

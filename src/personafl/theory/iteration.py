@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from personafl.theory.model import Floats, PosteriorName, client_weights, local_estimates, per_client
+from personafl.theory.model import Floats, PosteriorName, client_weights, local_estimates, others_weight, per_client
 from personafl.theory.training import initial_point, retention, shift_ratio
 
 
@@ -91,8 +91,10 @@ def fixed_point(
     A = mixing(sigma2, sigma0_2, shift_cap)
     if algorithm == 2:
         return FixedPoint(own + per_client(c, z) * (A @ z), (w / w.sum()) @ z)
-    if not np.all(np.abs(c) < 1):
-        raise ValueError("every client must come closer to its optimum: |contraction ** steps| < 1")
+    if not (np.all((c > -1) & (c <= 1)) and np.any(c < 1)):
+        raise ValueError(
+            "no client may move away from its optimum and one must come closer: |contraction ** steps| < 1"
+        )
     personal = np.asarray(np.linalg.solve(np.eye(len(w)) - c[:, None] * A, own), np.float64)
     return FixedPoint(personal, (w / w.sum()) @ personal)
 
@@ -173,4 +175,6 @@ def mixing(sigma2: ArrayLike, sigma0_2: float, shift_cap: float) -> Floats:
     """A of (10) with (11), (M, M): the clients' starting points are A @ (their models)."""
     w = client_weights(sigma2, sigma0_2)
     r = shift_ratio(sigma2, sigma0_2, shift_cap)
-    return np.outer(1.0 + r, w / w.sum()) - np.diag(r)
+    A = np.outer(1.0 + r, w / w.sum())
+    np.fill_diagonal(A, (w - r * others_weight(w)) / w.sum())  # (1 + r) w/Σw − r, for any size of r
+    return A

@@ -139,12 +139,13 @@ def ideal_steps(sigma2: ArrayLike, sigma0_2: float, rate: ArrayLike, posterior: 
     array([1., 1., 1.])
     """
     others = relative_precision(sigma2, sigma0_2, posterior)
-    steps = np.broadcast_to(np.asarray(rate, np.float64), others.shape)
-    if not np.all(steps >= 0):
+    rates = np.broadcast_to(np.asarray(rate, np.float64), others.shape)
+    if not np.all(rates >= 0):
         raise ValueError("rate must be 0 or more for each client")
+    below_one = np.where(rates < 1, rates, 0.0)
     with np.errstate(divide="ignore"):  # the infinities are meant, and never 0/0: `wanted` is above 0
         wanted = np.log1p(1.0 / others)
-        return np.where(steps < 1, wanted / -np.log1p(-np.minimum(steps, 1.0)), 0.0)
+        return np.where(rates < 1, wanted / np.abs(np.log1p(-below_one)), 0.0)
 
 
 def local_steps(
