@@ -54,7 +54,7 @@ def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation
     return [Mutation(algorithm, file, original, mutated, breaks) for breaks, original, mutated in rows]
 
 
-AWAITED = {"selffl"}  # algorithms whose oracles, and so whose mutations, are still to come
+AWAITED = {"selffl", "selffl-aug"}  # algorithms whose oracles, and so whose mutations, are still to come
 
 CLIPPED = "(alpha - ctx.lr * slope)"
 KEPT = 'return {"theta": y, "trained": torch.ones_like(own["trained"])}'
@@ -134,7 +134,9 @@ MUTATIONS: list[Mutation] = [
         ("inner step: dropped", "w - self.alpha * grad(w, batch=0)", "w"),
         ("curvature: sign flipped", "direction - self.alpha * curvature", "direction + self.alpha * curvature"),
         ("curvature: dropped", "direction = direction - self.alpha * curvature", "pass"),
-        ("adapted model: frozen", "theta.sub_(grad(theta), alpha=self.alpha)", "pass"),
+        ("adapted model: frozen", "FineTune(self.adapt_steps, self.alpha)", "FineTune(0, self.alpha)"),
+        ("adapted model: local learning rate for α", "FineTune(self.adapt_steps, self.alpha)",
+         "FineTune(self.adapt_steps)"),
     ),
     *_of(
         "fedper", "fedper",

@@ -194,7 +194,7 @@ def gain(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, data, partitions, models or engines.")],
+    what: Annotated[str, typer.Argument(help="algorithms, data, partitions, models, engines or tables.")],
     name: Annotated[str | None, typer.Argument(help="Show all about one of them.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -211,11 +211,12 @@ def list_(
     from personafl.engines import ENGINES
     from personafl.errors import ConfigError
     from personafl.models import MODELS
+    from personafl.tables import TABLES
 
     engines: dict[str, Any] = {**ENGINES}
     kinds: dict[str, dict[str, Any]] = {
         "algorithms": dict(ALGORITHMS), "data": dict(SOURCES), "partitions": dict(PARTITIONS), "models": dict(MODELS),
-        "engines": engines,
+        "engines": engines, "tables": dict(TABLES),
     }  # fmt: skip
     if what not in kinds:
         raise ConfigError(f"cannot list {what!r}: known are {', '.join(kinds)}")
@@ -242,6 +243,33 @@ def list_(
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in shown))
     out.print(table)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="Which one, see: personafl list tables", metavar="TABLE")],
+    quick: Annotated[bool, typer.Option("--quick", help="A small version in seconds, to see that it works.")] = False,
+    seed: Annotated[int, typer.Option(help="The seed of everything.")] = 0,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="A new folder. Default: runs/<table>-<seed>, or …-quick.", readable=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a study of a paper again, with its tables and figures.
+
+    Example: personafl reproduce selffl-synthetic --quick
+    """
+    from personafl.tables import reproduce as run_again
+
+    folder = out_folder or Path("runs") / f"{table}-{seed}{'-quick' if quick else ''}"
+    tables, summary = run_again(table, folder, quick, seed, None if as_json else err.print)
+    if as_json:
+        print(json.dumps(summary))
+        return
+    for shown in tables:
+        out.print(shown)
+    out.print(f"Folder: {folder} ({', '.join(summary['files'])})", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -301,6 +329,8 @@ def _score_table(runs: dict[str, Any]) -> Table:
 
 
 def _describe(name: str, kind: Any) -> dict[str, Any]:
+    if hasattr(kind, "cost"):  # a table of a paper
+        return {"name": name, "about": kind.about, "cost": kind.cost, "data": kind.data}
     about = next(line for line in (kind.__doc__ or "").strip().splitlines())
     if not hasattr(kind, "__dataclass_fields__"):
         return {"name": name, "about": about}

@@ -81,7 +81,14 @@ class LinearModel:
 
 MODELS: dict[str, type[Model]] = {model.name: model for model in (Mclr, Mlp, LinearModel)}
 
-DEFAULT_MODEL = {"digits": "mlp", "gaussian": "linear", "synthetic": "mclr"}
+DEFAULT_MODEL = {
+    "digits": "mlp",
+    "gaussian": "linear",
+    "synthetic": "mclr",
+    "mnist": "mclr",
+    "fmnist": "mlp",
+    "letters": "mclr",
+}
 """What is taken for a data set where the config names no model."""
 
 

@@ -71,7 +71,7 @@ def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
                 row = {name: value[0] for name, value in sent.each.items()}
                 joined = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
                 own = {name: value[None] for name, value in joined.items()}
-            result = engine.run(Work(algorithm, found.round + number, "newcomer", ids, own, sent))
+            result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up
         models.append(personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta)
     return torch.cat(models)

@@ -14,6 +14,7 @@ An algorithm is a frozen dataclass of its hyper-parameters with pure methods, ea
 =============================== ======== =====================================================================
 
 State and messages are flat `dict[str, Tensor]`. No algorithm imports an engine, a file system or a network.
+`aggregate` may change the server state that it is given (a matrix of all clients' models need not be copied).
 `begin`, `step`, `finish`, `personal` and `report` run under `torch.func.vmap` on the stacked engine: no `if` on
 a tensor's value there (use `torch.where`), no `.item()`, no random numbers.
 """

@@ -21,7 +21,7 @@ Ours, because nobody knows the scale of a distance between models beforehand:
 - λ, where left out, is `pull` times α_k, so that (6) pulls by `pull` (w − u_i) whatever the scale.
 - A local step is w ← (w − ηg + ηρu)/(1 + ηρ), ρ = λ/α_k: the same stationary point as a gradient step on (6), and
   stable for any ρ.
-- Partial participation: only active clients get a new u_i; a client that was never active has the u_i of its θ0.
+- Partial participation: only active clients get a new u_i; a client that was never active has the mean of all models.
 - A newcomer starts from the mean of all models, trains, and then gets a u of its own by similarity and trains again.
 """
 
@@ -66,6 +66,9 @@ class _MessagePassing(Algorithm):
         weights, pull = self._weights(everybody[ids], everybody, ids, server["round"])
         return Sent({"pull": pull}, {"u": weights @ everybody})
 
+    def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
+        return Sent({"u": server["models"].mean(0)})
+
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["u"]}, ctx.steps
 
@@ -100,11 +103,10 @@ class _MessagePassing(Algorithm):
 
     def welcome(self, server: State, upload: State) -> Sent:
         everybody = server["models"]
-        if not upload:
-            return Sent({"pull": torch.tensor(self.pull)}, {"u": everybody.mean(0, keepdim=True)})
-        own = upload["theta"][None]
+        own = upload["theta"][None] if upload else everybody.mean(0, keepdim=True)
         weights, pull = self._weights(own, everybody, torch.tensor([-1]), server["round"])
-        return Sent({"pull": pull}, {"u": weights @ everybody + (1 - weights.sum(1, keepdim=True)) * own})
+        similar = weights @ everybody + (1 - weights.sum(1, keepdim=True)) * own
+        return Sent({"pull": pull}, {"u": similar if upload else own})
 
 
 @dataclass(frozen=True)

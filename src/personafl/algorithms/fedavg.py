@@ -59,15 +59,16 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True)
 class FineTune(Program):
-    """`steps` steps of SGD from the global model."""
+    """`steps` steps of SGD from the global model, at a learning rate of its own or the local one."""
 
     steps: int
+    lr: float | None = None
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"]}, torch.full_like(ctx.steps, self.steps)
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad(carry["theta"]))
+        ctx.descend(carry, "theta", grad(carry["theta"]), self.lr)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:

@@ -19,29 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, check
-
-
-@dataclass(frozen=True)
-class Adapt(Program):
-    """Gradient steps of size α from the global model."""
-
-    alpha: float
-    steps: int
-
-    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
-        return {"theta": sent["theta"]}, torch.full_like(ctx.steps, self.steps)
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        theta = carry["theta"]
-        theta.sub_(grad(theta), alpha=self.alpha)
-        return carry
-
-    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        return {"theta": carry["theta"]}, {}
+from personafl.algorithms.fedavg import FineTune
 
 
 @dataclass(frozen=True)
@@ -87,7 +68,7 @@ class PerFedAvg(Algorithm):
         return {**server, "theta": uploads.mean("theta")}
 
     def evaluation_program(self, last: bool) -> Program | None:
-        return Adapt(self.alpha, self.adapt_steps)
+        return FineTune(self.adapt_steps, self.alpha)
 
     def personal(self, own: State, sent: State) -> Tensor:
         return own["theta"]

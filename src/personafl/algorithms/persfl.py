@@ -15,8 +15,9 @@ Sent: w down, y up, in stage 1 (1/1); stage 2 is local. A client keeps its teach
 round. Personalized model: before the last round the teacher, after it the distilled student. Ours: the final global
 model is a candidate too; `teacher="last"` takes it for everybody (the thesis's "FedAvg as teacher"); stage 2 takes
 `distill_epochs` passes over the client's data with the local settings; a client that was never active has the current
-w; one without validation data has the last model it received and the first values of the grid. A newcomer chooses its
-teacher among the global models of all rounds where the server kept them (`keep_models`), else takes the last.
+w, or a student of it; one without validation data has the last model it received and the first values of the grid. A
+newcomer chooses its teacher among the global models of all rounds where the server kept them (`keep_models`), else
+takes the last.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class PersFL(FedAvg):
         newest = ctx.round - 1  # a round begins with the model that the one before it made
         for number, candidate in enumerate(candidates):
             loss = ctx.validation(candidate)["loss"]
-            better = loss < kept["loss"] if self.teacher == "best" else torch.ones_like(loss, dtype=torch.bool)
+            better = loss <= kept["loss"] if self.teacher == "best" else torch.ones_like(loss, dtype=torch.bool)
             round = torch.full_like(loss, float(newest - len(candidates) + 1 + number))
             kept = {
                 "teacher": torch.where(better, candidate, kept["teacher"]),
@@ -168,7 +169,7 @@ class Distill(Program):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         assert ctx.validation is not None
-        return own, {**carry, "score": ctx.validation(carry["student"])["correct"]}
+        return carry, {**carry, "score": ctx.validation(carry["student"])["correct"]}
 
     def pick(self, own: State, up: State) -> State:
         # The small term sends ties to the first: it is less than one sample in a hundred thousand.

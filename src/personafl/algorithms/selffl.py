@@ -37,7 +37,7 @@ Where the paper is silent or misprinted, ours, all of them options:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -90,7 +90,7 @@ class SelfFL(Algorithm):
         if setting.groups is None:
             raise ConfigError('algorithm.clusters = "group": the clients of this federation have no groups')
         names = sorted(set(setting.groups))
-        fitted = type(self)(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+        fitted = replace(self)
         object.__setattr__(fitted, "_groups", tuple(names.index(group) for group in setting.groups))
         return fitted
 
@@ -197,13 +197,12 @@ class SelfFL(Algorithm):
         ratio = torch.where(S > 0, 1 / ((sigma0_2 + sigma2) * S.clamp(min=1e-30)), 0.0).clamp(max=1.0)
         aware = self._aware(own, sent)
         start = torch.where(aware & self.use_init, theta - ratio * (own["theta"] - theta), theta)
+        # ℓ = log(S/(σ⁻² + S)) / log(1 − η/(Bσ²)), by log1p: both arguments may be as close to 1 as float32 goes.
         others = self._evidence(sigma0_2, S)
-        kept = others / (1 / sigma2 + others)  # how much of the start point is to remain
-        factor = (1 - ctx.lr / (ctx.batch_size * sigma2)).clamp(min=0.0)
-        wanted = torch.where(
-            factor > 0, torch.log(kept.clamp(min=1e-30)) / torch.log(factor.clamp(1e-30, 1 - 1e-7)), 1.0
-        )
-        steps = torch.where(kept > 0, torch.ceil(wanted - 1e-4), self.l_max).clamp(1, self.l_max).to(ctx.steps.dtype)
+        rate = ctx.lr / (ctx.batch_size * sigma2)
+        wanted = torch.log1p(1 / (sigma2 * others).clamp(min=1e-30)) / -torch.log1p(-rate.clamp(1e-30, 1 - 1e-6))
+        wanted = torch.where(rate < 1, torch.ceil(wanted * (1 - 1e-5)), 1.0)  # 3 steps stay 3, whatever the rounding
+        steps = torch.where(others > 0, wanted, self.l_max).clamp(1, self.l_max).to(ctx.steps.dtype)
         return start, torch.where(aware & self.use_steps, steps, ctx.steps)
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
@@ -256,4 +255,4 @@ def online_variance(own: State, x: Tensor, counts: Tensor, window: int = 0) -> S
 def _filled(sigma2: Tensor) -> Tensor:
     """Unknown variances (−1) replaced by the median of the known ones; all equal if none is known."""
     known = sigma2[sigma2 >= 0]
-    return torch.where(sigma2 >= 0, sigma2, known.median() if len(known) else torch.ones_like(sigma2))
+    return torch.where(sigma2 >= 0, sigma2, torch.quantile(known, 0.5) if len(known) else torch.ones_like(sigma2))

@@ -48,7 +48,8 @@ class SelfFLAug(SelfFL):
         start, steps = self.start(own, sent, ctx)
         zero = torch.zeros_like(own["t"])
         carry = {"theta": start, "personal": start, "left": steps.float(), "moved": zero + 1, "taken": zero}
-        return carry, steps + self.extra_steps
+        extra = torch.where(sent["warm"] > 0, 0, self.extra_steps)
+        return carry, steps + extra.to(steps.dtype)
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         before = carry["theta"].clone()

@@ -1,6 +1,7 @@
 """Data: where samples come from (`SOURCES`), who gets them (`PARTITIONS`), and `build`, which joins the two.
 
-A new source is one file in `data/sources` and one entry in `SOURCES`.
+A new source is one file in `data/sources` and one entry in `SOURCES`; `data/files.py` says where files
+are looked for.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,21 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from numpy.typing import NDArray
 
-from personafl.data.partition import PARTITIONS, Assignment, Dirichlet, Iid, Partition, Pathological
+from personafl.data.partition import (
+    PARTITIONS,
+    Assignment,
+    Dirichlet,
+    Iid,
+    Lognormal,
+    Partition,
+    Pathological,
+    PowerLaw,
+    Practical,
+)
 from personafl.errors import ConfigError
 from personafl.federation import DEFAULT_SPLITS, Federation
+
+Structure = Literal["pool", "natural", "own"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +70,23 @@ class Source(Protocol):
     """
 
     name: ClassVar[str]
-    structure: ClassVar[Literal["pool", "natural", "own"]]
     splits: ClassVar[tuple[float, float, float] | None]
+
+    @property
+    def structure(self) -> Structure: ...
 
     def load(self, seed: int) -> Samples: ...
 
 
 # The sources import Samples from this module, so they come after it.
 from personafl.data.sources.digits import Digits  # noqa: E402
+from personafl.data.sources.fmnist import Fmnist  # noqa: E402
 from personafl.data.sources.gaussian import Gaussian  # noqa: E402
+from personafl.data.sources.letters import Letters  # noqa: E402
+from personafl.data.sources.mnist import Mnist  # noqa: E402
 from personafl.data.sources.synthetic import Synthetic  # noqa: E402
 
-SOURCES: dict[str, type] = {kind.name: kind for kind in (Digits, Gaussian, Synthetic)}
+SOURCES: dict[str, type] = {kind.name: kind for kind in (Digits, Gaussian, Synthetic, Mnist, Fmnist, Letters)}
 
 
 def build(
@@ -138,12 +156,19 @@ __all__ = [
     "Assignment",
     "Digits",
     "Dirichlet",
+    "Fmnist",
     "Gaussian",
     "Iid",
+    "Letters",
+    "Lognormal",
+    "Mnist",
     "Partition",
     "Pathological",
+    "PowerLaw",
+    "Practical",
     "Samples",
     "Source",
+    "Structure",
     "Synthetic",
     "build",
 ]

@@ -1,0 +1,130 @@
+"""Compare Self-FL's conventions over several federations and seeds, to choose defaults by measurement.
+
+    PERSONAFL_DATA=… python benchmarks/selffl_defaults.py OUT [--seeds 3] [--only mnist,letters] [--rounds 200]
+
+Every run is a run folder in OUT and is kept; what is there already is not done again, so the study can be interrupted
+and continued. Prints a Markdown table: personalized accuracy over all clients' test samples after the last round
+(weighted), mean ± standard error over seeds. Nothing is chosen on test data here: the conventions have no tuned value,
+every cell is the same setting on every federation.
+"""
+
+import argparse
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from personafl.config import parse
+from personafl.run import load
+from personafl.train import train_config
+
+FEDERATIONS = {
+    "mnist": {
+        "data": {"name": "mnist", "normalize": "fedprox"},
+        "partition": {"name": "powerlaw", "clients": 1000},
+        "splits": [0.9, 0.0, 0.1],
+        "model": {"name": "mclr"},
+        "activity": 0.1,
+        "local": {"lr": 0.03, "batch_size": 10, "steps": 20},
+    },
+    "letters": {
+        "data": {"name": "letters", "letters": 10},
+        "partition": {"name": "classwindow", "clients": 200},
+        "splits": [0.9, 0.0, 0.1],
+        "model": {"name": "mclr"},
+        "activity": 0.1,
+        "local": {"lr": 0.01, "batch_size": 10, "steps": 20},
+    },
+    "digits": {
+        "data": {"name": "digits"},
+        "partition": {"name": "dirichlet", "clients": 60, "alpha": 0.3, "min_samples": 10},
+        "splits": [0.6, 0.0, 0.4],
+        "model": {"name": "mlp", "hidden": [32]},
+        "activity": 0.2,
+        "local": {"lr": 0.1, "batch_size": 10, "steps": 20},
+    },
+    "fmnist": {
+        "data": {"name": "fmnist"},
+        "partition": {"name": "practical"},
+        "splits": [0.8, 0.0, 0.2],
+        "model": {"name": "mclr"},
+        "activity": 1.0,
+        "local": {"lr": 0.05, "batch_size": 10, "steps": 20},
+    },
+}
+
+VARIANTS = {
+    "fedavg": {"name": "fedavg"},
+    "fedavg, 40 steps": {"name": "fedavg", "steps": 40},
+    "ditto": {"name": "ditto"},
+    "pfedme": {"name": "pfedme", "personal_lr": 0.05},
+    "perfedavg": {"name": "perfedavg"},
+    "paper, sum, cohort": {"name": "selffl", "posterior": "paper", "variance": "sum", "scope": "cohort"},
+    "paper, mean, all": {"name": "selffl", "posterior": "paper", "variance": "mean", "scope": "all"},
+    "exact, sum, cohort": {"name": "selffl", "posterior": "exact", "variance": "sum", "scope": "cohort"},
+    "exact, mean, cohort": {"name": "selffl", "posterior": "exact", "variance": "mean", "scope": "cohort"},
+    "exact, mean, all": {"name": "selffl", "posterior": "exact", "variance": "mean", "scope": "all"},
+    "exact, mean, all, window 5": {
+        "name": "selffl", "posterior": "exact", "variance": "mean", "scope": "all", "window": 5,
+    },
+    "exact, mean, all, smoothing 0.5": {
+        "name": "selffl", "posterior": "exact", "variance": "mean", "scope": "all", "smoothing": 0.5,
+    },
+    "exact, mean, all, smoothing 1": {
+        "name": "selffl", "posterior": "exact", "variance": "mean", "scope": "all", "smoothing": 1.0,
+    },
+}  # fmt: skip
+
+
+def one(federation: str, variant: str, seed: int, rounds: int, out: Path) -> dict[str, float]:
+    algorithm = dict(VARIANTS[variant])
+    table = json.loads(json.dumps(FEDERATIONS[federation]))
+    if "steps" in algorithm:
+        table["local"]["steps"] = algorithm.pop("steps")
+    config = parse(
+        {
+            **table, "seed": seed, "rounds": rounds, "eval_every": 0, "checkpoint_every": 0, "algorithm": algorithm,
+            "engine": {"name": "stacked", "threads": 1},
+        }
+    )  # fmt: skip
+    folder = out / federation / variant.replace(", ", "-").replace(" ", "") / f"seed-{seed}"
+    run = load(folder) if (folder / "clients.parquet").exists() else train_config(config, folder, resume=True)
+    clients = run.clients()
+    accuracy = np.array([a for a in clients.column("personal_accuracy").to_pylist() if a is not None])
+    worst = np.sort(accuracy)[: -(-len(accuracy) // 10)].mean()
+    steps = float(np.mean(clients.column("steps").to_pylist()))
+    return {"personal": run.score["personal_accuracy"], "worst": float(worst), "steps": steps}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--rounds", type=int, default=200)
+    arguments.add_argument("--only", default=",".join(FEDERATIONS))
+    given = arguments.parse_args()
+    logging.getLogger("personafl").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    names = given.only.split(",")
+    cells: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for seed in range(given.seeds):
+        for federation in names:
+            for variant in VARIANTS:
+                found = one(federation, variant, seed, given.rounds, given.out)
+                cells.setdefault((variant, federation), []).append(found)
+                print(f"seed {seed} {federation} {variant}: {found}", flush=True)
+    print("\n| |" + "|".join(names) + "|\n|-|" + "-|" * len(names))
+    for variant in VARIANTS:
+        row = []
+        for federation in names:
+            values = np.array([c["personal"] for c in cells[variant, federation]]) * 100
+            error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+            steps = np.mean([c["steps"] for c in cells[variant, federation]])
+            row.append(f"{values.mean():.2f} ± {error:.2f} ({steps:.0f})")
+        print(f"|{variant}|" + "|".join(row) + "|")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What every partition needs: the contract, its checks, and how samples of a class are handed out."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.errors import ConfigError, DataError
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a partition decided.
+
+    Attributes
+    ----------
+    parts : list of arrays
+        The sample indices of each client; a sample is in at most one of them.
+    groups : list of str, optional
+        The group of each client, where the partition makes groups.
+    notes : list of str
+        What the partition had to bend or leave out, for people to read.
+    """
+
+    parts: list[Indices]
+    groups: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class Partition(Protocol):
+    """Anything that deals labelled samples to clients."""
+
+    name: ClassVar[str]
+
+    def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment: ...
+
+
+def shuffled_by_class(
+    partition: Partition, labels: NDArray[Any], rng: np.random.Generator
+) -> tuple[NDArray[Any], list[Indices]]:
+    """The classes that occur, and the shuffled sample indices of each."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"partition {partition.name} goes by class and needs integer labels of shape (N,), not "
+            f"{labels.dtype} of shape {labels.shape}; use iid"
+        )
+    check_enough(partition, len(labels), 1)
+    classes, counts = np.unique(labels, return_counts=True)
+    shuffled = rng.permutation(len(labels))
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return classes, np.split(order, np.cumsum(counts)[:-1])
+
+
+def dealt(by_class: list[Indices], counts: Indices) -> list[Indices]:
+    """The samples of clients that get counts[m, c] samples of class c, each taken from the front of the class.
+
+    >>> [part.tolist() for part in dealt([np.array([5, 6, 7]), np.array([8])], np.array([[1, 1], [2, 0]]))]
+    [[5, 8], [6, 7]]
+    """
+    clients, classes = counts.shape
+    samples = np.concatenate([by_class[c][:total] for c, total in enumerate(counts.sum(axis=0))])
+    owner = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
+    ends = np.cumsum(counts.sum(axis=1))
+    return np.split(samples[np.argsort(owner, kind="stable")], ends[:-1])
+
+
+def consecutive(
+    partition: Partition, clients: int, classes_per_client: int, classes: NDArray[Any], samples: int
+) -> Indices:
+    """The positions of the classes u, u+1, … of client u, (clients, classes_per_client), as FedProx gives them."""
+    check_classes_per_client(partition, classes_per_client, classes)
+    check_enough(partition, samples, clients * classes_per_client)
+    return np.add.outer(np.arange(clients), np.arange(classes_per_client)) % len(classes)
+
+
+def check_classes_per_client(partition: Partition, classes_per_client: int, classes: NDArray[Any]) -> None:
+    if classes_per_client > len(classes):
+        raise ConfigError(
+            f"partition {partition.name}: classes_per_client = {classes_per_client}, but the labels "
+            f"hold {len(classes)} classes; use at most {len(classes)}"
+        )
+
+
+def check_supply(
+    partition: Partition, classes: NDArray[Any], by_class: list[Indices], needed: Indices, advice: str
+) -> None:
+    """Every class must have as many samples as are needed of it."""
+    sizes = np.array([len(samples) for samples in by_class])
+    if (short := np.flatnonzero(sizes < needed)).size:
+        worst = short[np.argmax((needed - sizes)[short])]
+        raise DataError(
+            f"partition {partition.name}: class {classes[worst]} has {sizes[worst]} samples and the clients need "
+            f"{needed[worst]} of it; {advice}"
+        )
+
+
+def check_count(partition: Partition, setting: str, why: str) -> None:
+    value = getattr(partition, setting)
+    if not whole(value) or value < 1:
+        raise ConfigError(
+            f"partition {partition.name}: {setting} = {value!r} must be a whole number of at least 1: {why}"
+        )
+
+
+def check_sigma(partition: Partition, sigma: float) -> None:
+    if not 0 <= sigma <= 1e6:
+        raise ConfigError(
+            f"partition {partition.name}: sigma = {sigma} must be in 0 to 1e6: it is the standard deviation "
+            f"of the logarithm of a client's share"
+        )
+
+
+def check_enough(partition: Partition, samples: int, needed: int) -> None:
+    if samples < needed:
+        raise DataError(
+            f"partition {partition.name} needs at least {needed} samples for its clients and the data has "
+            f"{samples}; use fewer clients"
+        )
+
+
+def whole(value: Any) -> bool:
+    """Whether a value is a whole number; True and False are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,35 @@
+"""Equal shares of a shuffled pool."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.data.partitions.base import Assignment, check_count, check_enough
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Equal shares of a shuffled pool: every client sees the same distribution.
+
+    Parameters
+    ----------
+    clients : int
+        Number of clients.
+
+    Examples
+    --------
+    >>> [len(part) for part in Iid(clients=3)(np.arange(10), np.random.default_rng(0)).parts]
+    [4, 3, 3]
+    """
+
+    name: ClassVar[str] = "iid"
+    clients: int = 10
+
+    def __post_init__(self) -> None:
+        check_count(self, "clients", "somebody has to train")
+
+    def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
+        check_enough(self, len(labels), self.clients)
+        return Assignment(np.array_split(rng.permutation(len(labels)), self.clients))

@@ -1,0 +1,36 @@
+"""Fashion-MNIST: 70,000 pictures of clothes (Xiao et al. 2017)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from personafl.data import Samples, Structure
+from personafl.data.images import FMNIST, Normalization, check_normalization, normalized
+
+
+@dataclass(frozen=True)
+class Fmnist:
+    """70,000 pictures of clothes, 10 classes, training and test images in one pool, x of shape (N, 1, 28, 28).
+
+    The classes are T-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot. Read from the
+    directory that the environment variable PERSONAFL_DATA names, or from the cache: the four idx files with or
+    without gzip, there or in its folder FashionMNIST/raw or fashion_mnist, or fashion_mnist.npz.
+
+    Parameters
+    ----------
+    normalize : {"unit", "fedprox"}
+        "unit" is x/255. "fedprox" standardizes each pixel over the whole pool: (x − mean)/(std + 0.001).
+    """
+
+    name: ClassVar[str] = "fmnist"
+    structure: ClassVar[Structure] = "pool"
+    splits: ClassVar[tuple[float, float, float] | None] = (0.7, 0.1, 0.2)
+
+    normalize: Normalization = "unit"
+
+    def __post_init__(self) -> None:
+        check_normalization(self.name, self.normalize)
+
+    def load(self, seed: int) -> Samples:
+        """The samples; there is nothing random in them, so the seed has no effect."""
+        images, labels, _ = FMNIST.read()
+        return Samples(x=normalized(images, self.normalize), y=labels, classes=10)

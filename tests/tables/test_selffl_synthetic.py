@@ -1,0 +1,261 @@
+"""The synthetic study of Self-FL: its closed forms are what the package's algorithms do, its numbers what they say."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from personafl import cli, theory
+from personafl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe
+from personafl.algorithms.selffl import SelfFL
+from personafl.algorithms.selffl_aug import SelfFLAug
+from personafl.data.sources.gaussian import Gaussian
+from personafl.engines import ENGINES
+from personafl.federation import Federation
+from personafl.folder import RunFolder
+from personafl.runner import Runner, Schedule
+from personafl.tables import TABLES, selffl_synthetic
+from personafl.tables.selffl_synthetic import (
+    ACTIVITIES, LR, STEPS, Problem, draw, draw_cohorts, mean_and_error, methods, oracles, simulate, stacked,
+)  # fmt: skip
+from personafl.task import Task
+from tests.oracles.quadratic import personal, server
+
+ROUNDS = 15
+PAPER = {"posterior": "paper", "variance": "sum", "scope": "cohort", "l_max": 200}
+EXACT = {"posterior": "exact", "variance": "mean", "scope": "all", "l_max": 200}
+
+
+# --- one repeat through the real engine
+
+
+def one_repeat(case: int) -> tuple[Problem, list[np.ndarray]]:
+    """A federation of the data source, as a study of one repeat, and the clients' training samples."""
+    source = Gaussian.case(case, n_test=1)
+    drawn = source.load(seed=5)
+    samples = [drawn.y[first:last, 0].astype(np.float64) for first, last in drawn.bounds[:, :2]]
+    n = np.array([len(x) for x in samples], np.float64)[None]
+    z = np.array([x.mean() for x in samples])[None]
+    return Problem(source.theta0, source.sigma0_2, drawn.truth["theta"][None], n, source.sigma2 / n, z), samples
+
+
+def likelihood(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """(θ − y)²/2 times a precision that comes with the sample: an engine has one loss for all clients."""
+    return y[:, 1] * (outputs[:, 0] - y[:, 0]).square() / 2
+
+
+def engine_runner(algorithm, problem: Problem, samples, activity: float, folder, batch_size: int) -> Runner:
+    """Gradients of (θ − z_m)/σ_m², from whole data (`batch_size` 0) or from any one sample (1).
+
+    With whole data the mean over N_m samples is scaled by N_m/σ². Self-FL has B in its rule for ℓ, which the study is
+    without: so there every sample of a client is z_m with precision 1/σ_m², and batches have one.
+    """
+    data = {}
+    for m, own in enumerate(samples):
+        values = own if batch_size == 0 else np.full(len(own), problem.z[0, m])
+        y = np.stack([values, np.full(len(own), 1 / problem.sigma2[0, m])], axis=1).astype(np.float32)
+        data[f"client-{m}"] = {"train": (np.ones((len(own), 1), np.float32), y)}
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, selffl_synthetic.START)
+    local = Local(lr=LR, batch_size=batch_size, steps=STEPS)
+    engine = ENGINES["stacked"](Task(module, likelihood, {}), Federation.from_clients(data), local, seed=0)
+    return Runner(algorithm, engine, Schedule(10**9, activity, 0, 0), RunFolder(folder), {})
+
+
+@pytest.mark.parametrize("activity", [0.2, 1.0])
+@pytest.mark.parametrize("case", [1, 2])
+@pytest.mark.parametrize(
+    ("algorithm", "batch_size"),
+    [
+        (FedAvg(), 0),
+        (FedAvg("equal"), 0),
+        (Ditto(lam=1.0), 0),
+        (Ditto(lam=1000.0), 0),
+        (PFedMe(personal_lr=LR), 0),
+        (PFedMe(personal_lr=LR, beta=0.5), 0),
+        (PerFedAvg(alpha=LR), 0),
+        (SelfFL(**PAPER), 1),
+        (SelfFL(**PAPER, smoothing=0.5), 1),
+        (SelfFL(**EXACT), 1),
+        (SelfFLAug(**PAPER, extra_steps=50, tolerance=0.0), 1),
+    ],
+    ids=str,
+)
+def test_every_round_of_the_study_is_that_of_the_engine(algorithm, batch_size, case, activity, tmp_path):
+    problem, samples = one_repeat(case)
+    runner = engine_runner(algorithm, problem, samples, activity, tmp_path, batch_size)
+    clients = problem.z.shape[1]
+    cohorts = np.zeros((ROUNDS, 1, clients), bool)
+    for number in range(ROUNDS):
+        cohorts[number, 0, runner.schedule.cohort(0, number + 1, clients)] = True
+    for own, w in stacked(algorithm, problem, cohorts):
+        runner.step()
+        np.testing.assert_allclose(server(runner), w[0], atol=1e-4)
+        np.testing.assert_allclose(personal(runner)[:, 0], own[0], atol=1e-4)
+
+
+# --- what is known in closed form
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (1, {"local": 0.0661, "global": 0.0286, "paper": 0.0284, "exact": 0.0271}),
+        (2, {"local": 0.0294, "global": 0.7803, "paper": 0.0374, "exact": 0.0293}),
+    ],
+)
+def test_oracles_are_the_published_ones(case, expected):
+    """The expected values are themselves of 2,000 draws: hence the factor √2."""
+    found = oracles(draw(case, 2000, 0, seed=1))
+    for name, value in expected.items():
+        mean, error = mean_and_error(found[name])
+        assert abs(mean - value) < 4 * np.sqrt(2) * error + 5e-5, name
+
+
+def test_with_known_variances_and_everybody_active_self_fl_reaches_the_fixed_point():
+    problem = draw(2, 3, 0, seed=0)
+    algorithm, _ = methods(problem.sigma0_2)["Self-FL paper, known σ²"]
+    everybody = np.ones((300, *problem.z.shape), bool)
+    known = Problem(**{**vars(problem), "variances": "known"})
+    *_, (own, w) = stacked(algorithm, known, everybody)
+    for r in range(3):
+        sigma2 = problem.sigma2[r]
+        rate = theory.step_rate(sigma2, LR)
+        steps = theory.local_steps(sigma2, problem.sigma0_2, rate, l_max=algorithm.l_max)
+        end = theory.fixed_point(problem.z[r], sigma2, problem.sigma0_2, contraction=1 - rate, steps=steps)
+        np.testing.assert_allclose(own[r], end.personal, atol=1e-9)
+        np.testing.assert_allclose(w[r, 0], end.server, atol=1e-9)
+
+
+def test_algorithm_2_with_known_variances_is_at_the_posterior_of_the_paper_but_for_whole_steps():
+    problem = draw(2, 50, 0, seed=0)
+    method = methods(problem.sigma0_2)["Algorithm 2, known σ²"]
+    found, _ = simulate(method, problem, np.ones((3, *problem.z.shape), bool))
+    np.testing.assert_allclose(found[-1].mean(), oracles(problem)["paper"].mean(), rtol=0.03)
+
+
+def test_the_bootstrap_gives_algorithm_2_the_true_variance_within_clients():
+    """The rows "bootstrap" differ from "online" in exactly the noise of which the online variance is an estimate."""
+    problem = draw(1, 20, 50, seed=0)
+    noise = np.sqrt(problem.sigma2) * problem.noise
+    np.testing.assert_allclose((noise.var(0) / problem.sigma2).mean(), 1 - 1 / 50, rtol=0.05)
+
+
+# --- statistics, seeds
+
+
+def test_mean_and_standard_error():
+    values = np.random.default_rng(0).standard_normal((3, 50))
+    mean, error = mean_and_error(values)
+    np.testing.assert_allclose(mean, [sum(row) / 50 for row in values])
+    expected = [np.sqrt(sum((x - sum(row) / 50) ** 2 for x in row) / 49 / 50) for row in values]
+    np.testing.assert_allclose(error, expected)
+
+
+@pytest.mark.parametrize("activity", ACTIVITIES)
+def test_cohorts_have_the_size_that_the_schedule_says_and_everybody_the_same_chance(activity):
+    cohorts = draw_cohorts(activity, (100, 20), 50, seed=0)
+    size = Schedule(activity=activity).cohort_size(20)
+    assert (cohorts.sum(-1) == size).all()
+    chance = size / 20
+    spread = np.sqrt(chance * (1 - chance) / 5000)
+    np.testing.assert_allclose(cohorts.mean((0, 1)), chance, atol=4 * spread + 1e-12)
+
+
+def test_repeats_are_independent_and_a_function_of_the_seed():
+    first, again, other = (draw(1, 30, 2, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.z, again.z)
+    np.testing.assert_array_equal(first.noise, again.noise)
+    assert not np.isin(first.z, other.z).any() and len(np.unique(first.z)) == first.z.size
+
+
+# --- the command
+
+
+def command(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["personafl", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The quick study in tenths of a second."""
+    real = selffl_synthetic.study
+    monkeypatch.setattr(selffl_synthetic, "study", lambda repeats, rounds, *rest: real(4, 5, *rest))
+
+
+def test_reproduce_writes_what_it_says(capsys, monkeypatch, tmp_path):
+    out = tmp_path / "new" / "study"
+    code, told, _ = command(
+        capsys, monkeypatch, "reproduce", "selffl-synthetic", "--quick", "--json", "--seed", 3, "--out", out
+    )
+    assert code == 0
+    summary = json.loads(told)
+    assert summary["files"] == sorted(path.name for path in out.iterdir())
+    pictures = {f"{stem}.{kind}" for stem in ("figure3", "figure4", "figure3-rounds", "figure4-rounds", "figure5")
+                for kind in ("png", "pdf")}  # fmt: skip
+    assert {*summary["files"]} == {"results.json", *pictures}
+    for name in pictures:
+        assert (out / name).read_bytes().startswith(b"\x89PNG" if name.endswith("png") else b"%PDF")
+
+    written = json.loads((out / "results.json").read_text())
+    assert written["command"] == "personafl reproduce selffl-synthetic --seed 3 --quick"
+    assert written["seed"] == 3 and written["versions"]["numpy"] == np.__version__
+    assert written["settings"] == {"repeats": 20, "rounds": 50, "lr": LR, "steps": STEPS, "start": 0.0}
+    assert written["errors"] == summary["errors"] and written["oracles"] == summary["oracles"]
+    problem = draw(2, 20, 50, seed=3)
+    by_hand, _ = simulate(methods(1.0)["pFedMe"], problem, draw_cohorts(0.5, (20, 20), 50, seed=3))
+    found = written["by_round"]["2"]["pFedMe"]["0.5"]["personal"]
+    np.testing.assert_allclose(found["mean"], by_hand.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(found["standard_error"], by_hand.std(1, ddof=1) / np.sqrt(20), rtol=1e-5)
+    assert written["errors"]["2"]["pFedMe"]["0.5"]["personal"] == [found["mean"][-1], found["standard_error"][-1]]
+
+
+def test_the_same_seed_writes_the_same_files(tiny, capsys, monkeypatch, tmp_path):
+    folders = {name: tmp_path / name for name in ("one", "two", "other")}
+    for name, out in folders.items():
+        seed = 1 if name == "other" else 0
+        code, _, _ = command(capsys, monkeypatch, "reproduce", "selffl-synthetic", "--seed", seed, "--out", out)
+        assert code == 0
+    for path in folders["one"].iterdir():
+        assert path.read_bytes() == (folders["two"] / path.name).read_bytes(), path.name
+    assert (folders["one"] / "results.json").read_bytes() != (folders["other"] / "results.json").read_bytes()
+
+
+def test_the_printed_tables_fit_a_narrow_terminal(tiny, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.out, "_width", 80)
+    code, told, _ = command(capsys, monkeypatch, "reproduce", "selffl-synthetic", "--quick")
+    assert code == 0 and (tmp_path / "runs" / "selffl-synthetic-0-quick" / "results.json").exists()
+    assert "…" not in told, "no number may be cut off"
+    for name in methods(1.0):
+        assert len(re.findall(rf"^ *{re.escape(name)} .*±", told, re.M)) == 4, name
+    assert told.count("oracle: exact posterior") == 2
+
+
+def test_reproduce_refuses_what_it_cannot_do(tiny, capsys, monkeypatch, tmp_path):
+    code, _, said = command(capsys, monkeypatch, "reproduce", "selffl-synthetik", "--out", tmp_path / "new")
+    assert code == 2 and not (tmp_path / "new").exists()
+    assert "table = 'selffl-synthetik' is unknown (did you mean 'selffl-synthetic'?)" in said
+    (tmp_path / "notes.txt").write_text("precious")
+    for out in (tmp_path, tmp_path / "notes.txt"):
+        code, _, said = command(capsys, monkeypatch, "reproduce", "selffl-synthetic", "--out", out)
+        assert code == 2 and "exists already: name another folder with --out" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert (tmp_path / "notes.txt").read_text() == "precious"
+
+
+def test_list_tables(capsys, monkeypatch):
+    code, told, _ = command(capsys, monkeypatch, "list", "tables", "--json")
+    assert code == 0 and [row["name"] for row in json.loads(told)] == list(TABLES)
+    assert all(row["about"] and row["cost"] and row["data"] for row in json.loads(told))
