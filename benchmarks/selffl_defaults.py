@@ -30,8 +30,8 @@ FEDERATIONS = {
         "local": {"lr": 0.03, "batch_size": 10, "steps": 20},
     },
     "letters": {
-        "data": {"name": "letters", "letters": 10},
-        "partition": {"name": "classwindow", "clients": 200},
+        "data": {"name": "letters", "classes": 10},
+        "partition": {"name": "lognormal", "clients": 200},
         "splits": [0.9, 0.0, 0.1],
         "model": {"name": "mclr"},
         "activity": 0.1,
@@ -47,7 +47,7 @@ FEDERATIONS = {
     },
     "fmnist": {
         "data": {"name": "fmnist"},
-        "partition": {"name": "practical"},
+        "partition": {"name": "practical", "groups": "fmnist"},
         "splits": [0.8, 0.0, 0.2],
         "model": {"name": "mclr"},
         "activity": 1.0,

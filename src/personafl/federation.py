@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from personafl.data.partition import Partition
 
 DEFAULT_SPLITS = (0.7, 0.1, 0.2)
-ROWS_AT_ONCE = 65_536
+ROWS_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True, eq=False)

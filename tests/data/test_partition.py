@@ -168,4 +168,4 @@ def test_settings_out_of_range_are_named(make, said):
 
 
 def test_the_registry_knows_partitions_by_name():
-    assert {"iid": Iid, "pathological": Pathological, "dirichlet": Dirichlet} == PARTITIONS
+    assert {"iid": Iid, "pathological": Pathological, "dirichlet": Dirichlet}.items() <= PARTITIONS.items()

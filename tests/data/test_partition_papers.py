@@ -59,7 +59,7 @@ def test_powerlaw_gives_the_published_mnist_federation():
         sizes.append(counts.sum(axis=1))
         assert sizes[-1].mean() == pytest.approx(69, abs=0.2)
         assert dealt.notes == [f"{70_000 - counts.sum()} of 70000 samples left out: shares are rounded down"]
-    # The paper has a standard deviation of 106; lognormal shares of one pool vary much from draw to draw.
+    # A heavy tail: the standard deviation is twice the mean, and varies much from draw to draw.
     assert 80 < np.std(sizes) < 250 and np.median(sizes) < 35
 
 
@@ -113,10 +113,10 @@ def test_lognormal_scales_only_the_class_that_runs_short_and_says_so():
     assert counts[:, 9].sum() == 189 and np.array_equal(counts > 0, neighbours(200, 5, 10))
     assert len(dealt.notes) == 1 and dealt.notes[0].startswith("too few samples of class 9 (189 of ")
     assert "instead of" in dealt.notes[0]
-    plenty = counts_of(deal(Lognormal(), np.repeat(np.arange(10), 5000)), np.repeat(np.arange(10), 5000), 10)
-    drawn, got = (table[plenty[:, 9] > 0, 9] for table in (plenty, counts))
-    expected = 1 + (drawn - 1) * (189 - 100) / (drawn.sum() - 100)
-    assert np.corrcoef(expected, got)[0, 1] > 0.9 and got.min() >= 1
+    clients = counts[:, 9] > 0
+    drawn, got = counts[clients, :9].sum(axis=1) / 4, counts[clients, 9]  # a client's other four classes were kept
+    exact = 1 + (drawn - 1) * (189 - 100) / (drawn.sum() - 100)
+    assert np.abs(got - exact).max() < 1.1
 
 
 @given(

@@ -12,7 +12,7 @@ from personafl.errors import ConfigError
 
 
 def test_the_registry_knows_sources_by_name():
-    assert {"digits": Digits, "gaussian": Gaussian, "synthetic": Synthetic} == SOURCES
+    assert {"digits": Digits, "gaussian": Gaussian, "synthetic": Synthetic}.items() <= SOURCES.items()
 
 
 def test_digits_are_real_pixels_between_0_and_1():

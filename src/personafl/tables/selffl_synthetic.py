@@ -234,7 +234,7 @@ def _perfedavg(algorithm: PerFedAvg, problem: Problem, cohorts: Bools) -> Iterat
 @stacked.register
 def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Models]:
     """Algorithm 1, and 2 for the augmented class. `sigma2` is −1 where it is unknown, and so is `sigma0_2`."""
-    known = problem.variances == "known"
+    known, extra = problem.variances == "known", algorithm.extra_steps if isinstance(algorithm, SelfFLAug) else 0
     server, shape = problem.start, problem.z.shape
     own, latest = np.full(shape, START), np.full(shape, START)
     mean, variance, t = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -254,12 +254,11 @@ def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Mod
         if problem.variances == "bootstrap" and problem.noise is not None:
             resampled = replace(problem, z=problem.z + np.sqrt(problem.sigma2) * problem.noise[number])
         own = np.where(active, _descend(resampled, begin, steps), own)
-        extra = algorithm.extra_steps if isinstance(algorithm, SelfFLAug) else 0
         latest = np.where(active, _descend(resampled, begin, steps + extra), latest)
 
         t = t + active
         if not known:
-            count, apart = np.maximum(t, 1), latest - mean
+            count, apart = t.clip(1, algorithm.window or None), latest - mean
             variance = np.where(active, (count - 1) / count * variance + (count - 1) / count**2 * apart**2, variance)
             mean = np.where(active, mean + apart / count, mean)
             sigma2 = np.where(t >= 2, variance, -1.0)
@@ -274,10 +273,10 @@ def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Mod
 def _steps(algorithm: SelfFL, sigma2: Floats, sigma0_2: Floats, S: Floats) -> Floats:
     """ℓ_m of (8), with the package's rules where it has no answer."""
     others = S if algorithm.posterior == "paper" else S / (1 + sigma0_2 * S)
-    kept = others / (1 / sigma2 + others)
-    factor = np.maximum(1 - LR / sigma2, 0.0)
-    wanted = np.where(factor > 0, np.log(kept.clip(1e-30)) / np.log(factor.clip(1e-30, 1 - 1e-7)), 1.0)
-    return np.where(kept > 0, np.ceil(wanted - 1e-4), algorithm.l_max).clip(1, algorithm.l_max)
+    rate = LR / sigma2
+    wanted = np.log1p(1 / np.maximum(sigma2 * others, 1e-30)) / -np.log1p(-rate.clip(1e-30, 1 - 1e-6))
+    wanted = np.where(rate < 1, np.ceil(wanted * (1 - 1e-5)), 1.0)
+    return np.where(others > 0, wanted, algorithm.l_max).clip(1, algorithm.l_max)
 
 
 def _descend(problem: Problem, begin: Floats, steps: Floats | int) -> Floats:
@@ -291,8 +290,10 @@ def _mean(values: Floats, active: Bools, weights: Floats | float) -> Floats:
 
 
 def _filled(sigma2: Floats, active: Bools) -> Floats:
-    """Unknown variances as the lower median of the active clients' known ones, or 1 if there is none."""
+    """Unknown variances as the median of the active clients' known ones, or 1 if there is none."""
     known = active & (sigma2 >= 0)
-    middle = np.maximum(known.sum(1, keepdims=True) - 1, 0) // 2
-    median = np.take_along_axis(np.sort(np.where(known, sigma2, np.inf), axis=1), middle, axis=1)
+    ordered = np.sort(np.where(known, sigma2, np.inf), axis=1)
+    last = np.maximum(known.sum(1, keepdims=True) - 1, 0)
+    middle = [np.take_along_axis(ordered, at, axis=1) for at in (last // 2, (last + 1) // 2)]
+    median = (middle[0] + middle[1]) / 2
     return np.where(sigma2 >= 0, sigma2, np.where(np.isinf(median), 1.0, median))

@@ -59,7 +59,8 @@ def tables(found: Found, repeats: int) -> list[Table]:
             activities = list(next(iter(results["errors"].values())))
             table = Table(
                 title=f"{TITLES[case]}: {meaning}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD,
-                caption=f"× 1,000, after the last round; mean ± standard error over {repeats} repeats", padding=(0, 0, 0, 1),
+                caption=f"× 1,000, after the last round; mean ± standard error over {repeats} repeats",
+                padding=(0, 0, 0, 1),
             )  # fmt: skip
             table.add_column("", no_wrap=True)
             for activity in activities:

@@ -42,7 +42,7 @@ class PowerLaw:
     >>> labels = np.repeat(np.arange(10), 100)
     >>> parts = PowerLaw(clients=20)(labels, np.random.default_rng(0)).parts
     >>> np.unique(labels[parts[9]]).tolist(), min(len(part) for part in parts)
-    ([0, 9], 18)
+    ([0, 9], 11)
     """
 
     name: ClassVar[str] = "powerlaw"
