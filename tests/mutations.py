@@ -54,7 +54,7 @@ def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation
     return [Mutation(algorithm, file, original, mutated, breaks) for breaks, original, mutated in rows]
 
 
-AWAITED = {"selffl", "selffl-aug"}  # algorithms whose oracles, and so whose mutations, are still to come
+AWAITED: set[str] = set()  # algorithms whose oracles, and so whose mutations, are still to come
 
 CLIPPED = "(alpha - ctx.lr * slope)"
 KEPT = 'return {"theta": y, "trained": torch.ones_like(own["trained"])}'
@@ -192,6 +192,35 @@ MUTATIONS: list[Mutation] = [
         ("student: frozen", 'ctx.descend(carry, "student", slope)', "pass"),
         ("teacher's probabilities: those of the student", "soft = F.softmax(teacher / temperature, -1)\n    imitated",
          "soft = F.softmax(outputs / temperature, -1)\n    imitated"),
+    ),
+    *_of(
+        "selffl", "selffl",
+        ("start point: shifted to the wrong side", "theta - ratio * (own", "theta + ratio * (own"),
+        ("start point: cap dropped", "0.0).clamp(max=1.0)", "0.0)"),
+        ("steps: batch size dropped", "ctx.lr / (ctx.batch_size * sigma2)", "ctx.lr / sigma2"),
+        ("S: a client counts itself", "return before + after", "return before + after + values"),
+        ("posterior: exact becomes the paper's", "S / (1 + sigma0_2 * S)", "S"),
+        ("variance: wrong factor", "(t - 1) / t.square() * apart", "1 / t * apart"),
+        ("weights: σ_m² dropped", "weights = 1 / (sigma0_2 + sigma2) if", "weights = 1 / (sigma0_2 + 0 * sigma2) if"),
+        ("σ0²: around the old global model", "(theta - theta.mean(0)).square()",
+         '(theta - server["theta"]).square()'),
+        ("smoothing: dropped", 'torch.lerp(server["theta"], estimate, share)', "estimate"),
+        ("σ_m² of the server: frozen", 'server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)',
+         'server["sigma2"]'),
+        ("warm rounds: equal weights", 'uploads.mean("theta", "samples")', 'uploads.mean("theta")'),
+        ("gain: ignores the posterior", '"gain": 1 + sigma2 * evidence', '"gain": 1 + sigma2 * sent["S"]'),
+        ("clusters: forgotten", 'server["cluster_sigma2"].clone()', 'torch.full_like(server["cluster_sigma2"], -1.0)'),
+    ),
+    *_of(
+        "selffl-aug", "selffl_aug",
+        ("server: gets the early-stopped model", 'return new, {"theta": theta, "personal"',
+         'return new, {"theta": personal, "personal"'),
+        ("variance: of early-stopped models", "**online_variance(own, theta,", "**online_variance(own, personal,"),
+        ("convergence: never", '(carry["moved"] > self.tolerance)', '(carry["moved"] > -1)'),
+        ("personal model: the local optimum", 'sent["theta"], own["personal"])', 'sent["theta"], own["theta"])'),
+        ("early steps: stopped by convergence", "going = early | (", "going = ("),
+        ("warm rounds: with extra steps", 'torch.where(sent["warm"] > 0, 0, self.extra_steps)',
+         'torch.where(sent["warm"] > 0, self.extra_steps, self.extra_steps)'),
     ),
 ]  # fmt: skip
 

@@ -188,11 +188,9 @@ class Runner:
             listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             log.warning("round %d: %d of %d updates are not finite and left out: %s", round, len(bad), len(ids), listed)
         if len(bad) == len(ids):
-            saved = any(self.folder.checkpoints.glob("round-*.json"))
             raise TrainingFailed(
-                f"round {round}: every active client diverged (update not finite; first: {names[0]}); "
-                + (f"the last good checkpoint is kept in {self.folder.checkpoints}" if saved else "no checkpoint yet")
-                + ". A smaller local.lr usually helps"
+                f"round {round}: every active client diverged (update not finite; first: {names[0]}); {self._kept()}. "
+                "A smaller local.lr usually helps"
             )
         kept = ids[good]
         own, up = result.own, result.up
@@ -204,6 +202,12 @@ class Runner:
         samples = torch.from_numpy(federation.sizes("train")[kept])
         uploads = Uploads(torch.from_numpy(kept), samples.to(self.engine.device), up)
         self.server = self.algorithm.aggregate(self.server, uploads)
+        common = self.algorithm.global_model(self.server)
+        if common is not None and not torch.isfinite(common.sum()):
+            raise TrainingFailed(
+                f"round {round}: all updates are finite but their aggregate is not: the models have grown beyond what "
+                f"float32 holds. {self._kept()}. A smaller local.lr usually helps"
+            )
         self.traffic["bytes_down"] += len(ids) * sent.bytes_per_client()
         self.traffic["bytes_up"] += uploads.bytes()
         record = {
@@ -215,6 +219,10 @@ class Runner:
             **self.traffic,
         }
         return record, seconds
+
+    def _kept(self) -> str:
+        saved = any(self.folder.checkpoints.glob("round-*.json"))
+        return f"the last good checkpoint is kept in {self.folder.checkpoints}" if saved else "no checkpoint yet"
 
     def _evaluate(self, last: bool) -> dict[str, float]:
         columns, self._personal = measure(self.algorithm, self.engine, self.server, self.store, self.round, last)

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from personafl.algorithms import Algorithm, FedAvg, Local
-from personafl.config import Config, EngineSettings
+from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
+from personafl.config import Config, EngineSettings, checked
 from personafl.engines import make_engine
 from personafl.errors import ConfigError, RunError
 from personafl.events import Listener, ProgressBar, RunFiles
@@ -163,6 +163,9 @@ def _train(
     resume: bool,
     listeners: Sequence[Listener],
 ) -> Run:
+    if type(algorithm) in ALGORITHMS.values():  # built in Python, it was not checked by a config
+        checked(type(algorithm), "algorithm", asdict(algorithm))
+    checked(Local, "local", asdict(local))
     if resume and out is None:
         raise RunError("resume needs the run folder: name it with out")
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None

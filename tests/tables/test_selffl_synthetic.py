@@ -75,7 +75,7 @@ def engine_runner(algorithm, problem: Problem, samples, activity: float, folder,
     return Runner(algorithm, engine, Schedule(10**9, activity, 0, 0), RunFolder(folder), {})
 
 
-@pytest.mark.parametrize(("case", "activity"), [(1, 0.5), (2, 0.5), (2, 1.0)])
+@pytest.mark.parametrize(("case", "activity"), [(1, 0.5), (2, 1.0)])
 @pytest.mark.parametrize(
     ("algorithm", "batch_size", "rounds"),
     [
@@ -86,11 +86,11 @@ def engine_runner(algorithm, problem: Problem, samples, activity: float, folder,
         (PFedMe(personal_lr=LR, beta=0.9), 0, 3),
         (PerFedAvg(alpha=LR), 0, 4),
         (SelfFL(**PAPER), 1, 10),
-        (SelfFL(**PAPER, smoothing=0.5, window=3), 1, 10),
+        (SelfFL(**PAPER, smoothing=0.5, window=3, use_init=False, use_weights=False), 1, 10),
         (SelfFL(**EXACT), 1, 10),
         (SelfFLAug(**PAPER, extra_steps=30, tolerance=0.0), 1, 8),
     ],
-    ids=["fedavg", "fedavg-e", "ditto", "ditto-1000", "pfedme", "perfedavg", "paper", "window", "exact", "augmented"],
+    ids=["fedavg", "fedavg-e", "ditto", "ditto-1000", "pfedme", "perfedavg", "paper", "options", "exact", "augmented"],
 )
 def test_every_round_of_the_study_is_that_of_the_engine(algorithm, batch_size, rounds, case, activity, tmp_path):
     problem, samples = one_repeat(case)
@@ -145,11 +145,15 @@ def test_algorithm_2_with_known_variances_is_at_the_posterior_of_the_paper_but_f
     np.testing.assert_allclose(found[-1].mean(), oracles(problem)["paper"].mean(), rtol=0.03)
 
 
-def test_the_bootstrap_gives_algorithm_2_the_true_variance_within_clients():
-    """The rows "bootstrap" differ from "online" in exactly the noise of which the online variance is an estimate."""
-    problem = draw(1, 20, 50, seed=0)
-    noise = np.sqrt(problem.sigma2) * problem.noise
-    np.testing.assert_allclose((noise.var(0) / problem.sigma2).mean(), 1 - 1 / 50, rtol=0.05)
+def test_by_bootstrap_the_local_optima_of_algorithm_2_have_the_variance_of_the_data():
+    """With so many steps that the personal models are the local optima, these are z_m^t ~ N(z_m, σ_m²)."""
+    problem = Problem(**{**vars(draw(2, 20, 200, seed=0)), "variances": "bootstrap"})
+    algorithm = SelfFL(**{**EXACT, "l_max": 10**6}, use_steps=False)
+    everybody = np.ones((200, *problem.z.shape), bool)
+    path = np.stack([own for own, _ in stacked(algorithm, problem, everybody)])
+    far = problem.samples > 150  # they come to within (1 − 0.15)^50 of the optimum in a round
+    ratio = path[100:].var(0) / problem.sigma2
+    np.testing.assert_allclose(ratio[far].mean(), 1, rtol=0.05)
 
 
 # --- statistics, seeds

@@ -77,7 +77,7 @@ class SelfFL(Algorithm):
 
     def __post_init__(self) -> None:
         check("algorithm.l_max", self.l_max, self.l_max >= 1, "at least 1")
-        given = self.smoothing == "activity" or 0 < self.smoothing <= 1
+        given = self.smoothing == "activity" if isinstance(self.smoothing, str) else 0 < self.smoothing <= 1
         check("algorithm.smoothing", self.smoothing, given, '"activity" or a number in (0, 1]')
         check("algorithm.warm_rounds", self.warm_rounds, self.warm_rounds >= 0, "at least 0")
         memory = "0 for everything, or at least 2: a single model has no variance"
@@ -116,16 +116,16 @@ class SelfFL(Algorithm):
         if self.scope == "all":
             return self.send_for_evaluation(server, ids)
         weights = self._precision(server, _filled(server["sigma2"][ids.to(server["sigma2"].device)]))
-        return self._sent(server, weights.sum() - weights)
+        return self._sent(server, _sum_of_others(weights))
 
     def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
         """GAIN is about the whole federation: S_m over all clients that are known."""
         known = server["sigma2"]
         weights = torch.where(known >= 0, self._precision(server, known), 0.0)
-        return self._sent(server, weights.sum() - weights[ids.to(known.device)])
+        return self._sent(server, _sum_of_others(weights)[ids.to(known.device)])
 
     def _precision(self, server: State, sigma2: Tensor) -> Tensor:
-        """1/(σ0² + σ_m²), in double: sums of them are taken apart again."""
+        """1/(σ0² + σ_m²), in double: they may differ by many orders."""
         return 1 / (server["sigma0_2"].clamp(min=0) + sigma2.clamp(min=FLOOR)).double()
 
     def _sent(self, server: State, others: Tensor) -> Sent:
@@ -250,6 +250,14 @@ def online_variance(own: State, x: Tensor, counts: Tensor, window: int = 0) -> S
         "sigma2": torch.where(counts, sigma2, own["sigma2"]),
         "t": torch.where(counts, after, before),
     }
+
+
+def _sum_of_others(values: Tensor) -> Tensor:
+    """Σ_{k≠m} v_k for each m, by sums from both ends: subtracting v_m from the total would lose small others."""
+    zero = values.new_zeros(1)
+    before = torch.cat([zero, values[:-1]]).cumsum(0)
+    after = torch.cat([zero, values.flip(0)[:-1]]).cumsum(0).flip(0)
+    return before + after
 
 
 def _filled(sigma2: Tensor) -> Tensor:

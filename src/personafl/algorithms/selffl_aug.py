@@ -6,10 +6,10 @@ After its ℓ_m steps, which give the personalized θ_m^t as in Algorithm 1, a c
 converged, to θ_{m,t}. Variances [23], [25], start point [24] and aggregation [26] use θ_{m,t}; everything else is as in
 `selffl`, options included.
 
-Sent: θ, σ0², S_m down; θ_{m,t}, θ_m^t and σ_m² up: 2/1 and scalars. A client keeps what a client of `selffl` keeps, and
-θ_m^t. Personalized model: θ_m^t. Ours: converged means that the parameters moved by less than `tolerance` times their
-own length in a step, averaged over the last steps with factor 0.9 (single steps of SGD are noise); training ends after
-`extra_steps` further steps in any case. The engine runs all `extra_steps`; a client that has converged stays put.
+Sent: θ, σ0², S_m down; θ_{m,t}, θ_m^t and σ_m² up: 2/1 and scalars. A client keeps what a client of `selffl` keeps,
+θ_m^t and ℓ_m. Personalized model: θ_m^t. Ours: converged means that the parameters moved by less than `tolerance` times
+their own length in a step, averaged over the last steps with factor 0.9 (single steps of SGD are noise); training ends
+after `extra_steps` further steps in any case. The engine runs all `extra_steps`; a client that has converged stays put.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class SelfFLAug(SelfFL):
         check("algorithm.tolerance", self.tolerance, self.tolerance >= 0, "at least 0")
 
     def new_client(self, theta0: Tensor) -> State:
-        return {**super().new_client(theta0), "personal": theta0}
+        return {**super().new_client(theta0), "personal": theta0, "ell": torch.zeros((), device=theta0.device)}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         start, steps = self.start(own, sent, ctx)
-        zero = torch.zeros_like(own["t"])
-        carry = {"theta": start, "personal": start, "left": steps.float(), "moved": zero + 1, "taken": zero}
+        ell = steps.to(own["t"].dtype)
+        carry = {"theta": start, "personal": start, "ell": ell, "left": ell, "moved": torch.full_like(ell, -1.0)}
         extra = torch.where(sent["warm"] > 0, 0, self.extra_steps)
         return carry, steps + extra.to(steps.dtype)
 
@@ -56,22 +56,31 @@ class SelfFLAug(SelfFL):
         gradient = grad(before)
         ctx.descend(carry, "theta", gradient)
         early = carry["left"] > 0
-        going = early | (carry["moved"] > self.tolerance)
+        going = early | (carry["moved"] < 0) | (carry["moved"] > self.tolerance)
         theta = torch.where(going, carry["theta"], before)
         size = torch.linalg.vector_norm(theta).clamp(min=1e-12)
         share = torch.linalg.vector_norm(theta - before) / size
         carry["theta"].copy_(theta)
         carry["personal"] = torch.where(early, theta, carry["personal"])
-        carry["moved"] = torch.where(going, 0.9 * carry["moved"] + 0.1 * share, carry["moved"])
+        moved = torch.where(carry["moved"] < 0, share, 0.9 * carry["moved"] + 0.1 * share)
+        carry["moved"] = torch.where(going, moved, carry["moved"])
         carry["left"] = carry["left"] - 1
-        carry["taken"] = carry["taken"] + going.float()
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         theta, personal = carry["theta"], carry["personal"]
-        new = {"theta": theta, "personal": personal, **online_variance(own, theta, sent["warm"] == 0, self.window)}
+        new = {
+            "theta": theta,
+            "personal": personal,
+            "ell": carry["ell"],
+            **online_variance(own, theta, sent["warm"] == 0, self.window),
+        }
         sigma2 = torch.where(new["t"] >= 2, new["sigma2"], -1.0)
         return new, {"theta": theta, "personal": personal, "sigma2": sigma2}
 
     def personal(self, own: State, sent: State) -> Tensor:
         return torch.where(own["t"] < 0, sent["theta"], own["personal"])
+
+    def report(self, own: State, sent: State) -> State:
+        """As Self-FL, and ℓ_m (the table's `steps` has the extra steps in it)."""
+        return {**super().report(own, sent), "early_steps": own["ell"]}

@@ -8,9 +8,9 @@ their options; `stacked` restates what each does on such clients. Errors: |perso
 
 Where the paper is silent, ours:
 
-- Everybody starts from θ^0 = 0. All learning rates are η: pFedMe's η_p, Per-FedAvg's α and β. pFedMe has λ = 15 and 5
-  inner steps, the package's values. Ditto has λ = 1, and beside it 1/σ0², with which it aims at the Bayes estimate
-  (E.1 prints λ (θ − θ^(G)) without η; the package's λ is that λ over η).
+- Everybody starts from θ^0 = 0. (From 1.6, the answer, whoever moves slowly looks good: Self-FL at C = 0.1.)
+- All learning rates are η: pFedMe's η_p, Per-FedAvg's α and β. pFedMe has λ = 15 and 5 inner steps, the package's values.
+  Ditto has λ = 1, and beside it 1/σ0², with which it aims at the Bayes estimate (the λ that E.1 prints is our ηλ).
 - (8) is taken without B, as these are gradients of sums. `l_max` is 1,000: nothing is said of a limit here.
 - Self-FL is run with variances *known* (S_m over all clients); *online*, Algorithm 1 as it is: the variance of a
   client's own models over its rounds; and by *bootstrap*: online, but in each round a client trains on a bootstrap of
@@ -42,8 +42,7 @@ from personafl.streams import generator
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Models = tuple[Floats, Floats]
-"""Personal models (R, M) and server's models (R, 1) after a round."""
+Models = tuple[Floats, Floats]  # personal (R, M) and server's (R, 1), after a round
 Variances = Literal["known", "online", "bootstrap"]
 Method = tuple[Algorithm, Variances]
 
@@ -234,6 +233,8 @@ def _perfedavg(algorithm: PerFedAvg, problem: Problem, cohorts: Bools) -> Iterat
 @stacked.register
 def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Models]:
     """Algorithm 1, and 2 for the augmented class. `sigma2` is −1 where it is unknown, and so is `sigma0_2`."""
+    if algorithm.clusters != "none" or algorithm.warm_rounds:
+        raise NotImplementedError("the stacked form of Self-FL has no clusters and no warm start")
     known, extra = problem.variances == "known", algorithm.extra_steps if isinstance(algorithm, SelfFLAug) else 0
     server, shape = problem.start, problem.z.shape
     own, latest = np.full(shape, START), np.full(shape, START)
@@ -247,8 +248,8 @@ def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Mod
         aware = (sigma2 >= 0) & (sigma0_2 >= 0)
         within = np.maximum(sigma2, FLOOR)
         ratio = np.where(S > 0, 1 / ((between + within) * np.maximum(S, 1e-30)), 0.0).clip(max=1.0)
-        begin = np.where(aware, server - ratio * (latest - server), server)
-        steps = np.where(aware, _steps(algorithm, within, between, S), STEPS)
+        begin = np.where(aware & algorithm.use_init, server - ratio * (latest - server), server)
+        steps = np.where(aware & algorithm.use_steps, _steps(algorithm, within, between, S), STEPS)
 
         resampled = problem
         if problem.variances == "bootstrap" and problem.noise is not None:
@@ -264,7 +265,7 @@ def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Mod
             sigma2 = np.where(t >= 2, variance, -1.0)
             spread = np.where(active, (latest - _mean(latest, active, 1.0)) ** 2, 0.0).sum(1, keepdims=True)
             sigma0_2 = spread if algorithm.variance == "sum" else spread / active.sum(1, keepdims=True)
-        weights = 1 / (sigma0_2 + np.maximum(_filled(sigma2, active), FLOOR))
+        weights = 1 / (sigma0_2 + np.maximum(_filled(sigma2, active), FLOOR)) if algorithm.use_weights else 1.0
         share = active.mean(1, keepdims=True) if algorithm.smoothing == "activity" else algorithm.smoothing
         server = server + share * (_mean(latest, active, weights) - server)
         yield np.where(t > 0, own, server), server
@@ -294,6 +295,5 @@ def _filled(sigma2: Floats, active: Bools) -> Floats:
     known = active & (sigma2 >= 0)
     ordered = np.sort(np.where(known, sigma2, np.inf), axis=1)
     last = np.maximum(known.sum(1, keepdims=True) - 1, 0)
-    middle = [np.take_along_axis(ordered, at, axis=1) for at in (last // 2, (last + 1) // 2)]
-    median = (middle[0] + middle[1]) / 2
+    median = sum(np.take_along_axis(ordered, at, axis=1) for at in (last // 2, (last + 1) // 2)) / 2
     return np.where(sigma2 >= 0, sigma2, np.where(np.isinf(median), 1.0, median))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 from rich import box
 from rich.table import Table
 
@@ -169,8 +169,8 @@ def _finished(figure: Figure, panels: Any) -> Figure:
     for axes in panels.flat:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.grid(alpha=0.25, which="both", lw=0.4)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.25, lw=0.4)
         axes.spines[["top", "right"]].set_visible(False)
     handles, labels = panels.flat[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
@@ -179,6 +179,8 @@ def _finished(figure: Figure, panels: Any) -> Figure:
 
 def _save(figure: Figure, stem: Path) -> None:
     """PNG and PDF, without the date, so that the same numbers give the same files."""
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    figure.set_layout_engine("none")  # once is enough for both
     for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
         save = partial(figure.savefig, dpi=150, format=kind, metadata=metadata)
         write_atomically(stem.with_name(f"{stem.name}.{kind}"), save)
