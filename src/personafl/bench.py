@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from personafl.algorithms import FedAvg, Local
+from personafl.algorithms import Ditto, FedAvg, Local, SelfFL
 from personafl.algorithms.base import Sent
 from personafl.engines import ENGINES, Engine, Work
 from personafl.engines.base import cores, torch_threads
@@ -93,22 +93,23 @@ def _bench(job: Job, repeat: int, threads: int, progress: Callable[[str], None] 
         "loop engine": (1, lambda: engines["loop"].run(work)),
     }
     _agree(job, task, federation, index, count, engines["stacked"], work)
-    times: dict[str, list[float]] = {name: [] for name in candidates}
+    shares: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(FedAvg(), engines["stacked"], schedule, RunFolder(Path(folder)), {})
-        shares = []
+        for algorithm in (FedAvg(), Ditto(), SelfFL(use_steps=False)):
+            runner = Runner(algorithm, engines["stacked"], schedule, RunFolder(Path(folder)), {})
+            candidates[f"round of {algorithm.name}"] = (threads, runner.step)
+        times: dict[str, list[float]] = {name: [] for name in candidates}
         for turn in range(repeat + 2):
             for name, (count_threads, call) in candidates.items():
                 with torch_threads(count_threads):
                     begun = time.perf_counter()
-                    call()
-                    if turn >= 2:
-                        times[name].append(1e3 * (time.perf_counter() - begun))
-            with torch_threads(threads):
-                begun = time.perf_counter()
-                clients = runner.step()["clients"]
-                if turn >= 2:
-                    shares.append((clients, time.perf_counter() - begun))
+                    result = call()
+                    seconds = time.perf_counter() - begun
+                if turn < 2:
+                    continue
+                times[name].append(1e3 * seconds)
+                if name == "round of fedavg":
+                    shares.append(1 - result["clients"] / seconds)
     best = {name: min(values) for name, values in times.items()}
     return {
         "job": job.name,
@@ -118,7 +119,9 @@ def _bench(job: Job, repeat: int, threads: int, progress: Callable[[str], None] 
         "milliseconds": {n: {"min": min(v), "median": float(np.median(v))} for n, v in times.items()},
         "stacked_over_hand": best["stacked engine"] / best["hand-written batched"],
         "loop_over_stacked": best["tight python loop"] / best["stacked engine"],
-        "runner_overhead": float(np.median([1 - clients / total for clients, total in shares])),
+        "runner_overhead": float(np.median(shares)),
+        "ditto_over_fedavg": best["round of ditto"] / best["round of fedavg"],
+        "selffl_over_fedavg": best["round of selffl"] / best["round of fedavg"],
     }
 
 
@@ -129,7 +132,8 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         caption = (
             f"{result['threads']} threads (loops: 1). stacked = {result['stacked_over_hand']:.2f} × hand-written; "
             f"{result['loop_over_stacked']:.1f} × faster than the tight loop; the runner itself takes "
-            f"{result['runner_overhead']:.1%} of a round"
+            f"{result['runner_overhead']:.1%} of a round; at equal steps a round of ditto takes "
+            f"{result['ditto_over_fedavg']:.2f} ×, of selffl {result['selffl_over_fedavg']:.2f} × one of fedavg"
         )
         table = Table("", "min ms", "median ms", "× hand-written", title=result["about"], caption=caption)
         base = result["milliseconds"]["hand-written batched"]["min"]

@@ -91,7 +91,7 @@ def plot(found: Gains, path: Path) -> None:
     for verdict, colour in colours.items():
         rows = np.array([v == verdict for v in found.verdict])
         right.scatter(found.samples[rows], found.gain[rows], s=18, color=colour, label=f"{verdict} ({rows.sum()})")
-    right.set(title="who profits", xlabel="training samples", ylabel="GAIN", xscale="log")
+    right.set(title="who profits", xlabel="training samples", ylabel="GAIN", xscale="log" if known.any() else "linear")
     right.legend(frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)

@@ -9,7 +9,7 @@ their options; `stacked` restates what each does on such clients. Errors: |perso
 Where the paper is silent, ours:
 
 - Everybody starts from θ^0 = 0. (From 1.6, the answer, whoever moves slowly looks good: Self-FL at C = 0.1.)
-- All learning rates are η: pFedMe's η_p, Per-FedAvg's α and β. pFedMe has λ = 15 and 5 inner steps, the package's values.
+- All learning rates are η: pFedMe's η_p, Per-FedAvg's α and β. pFedMe has λ = 15 and 5 inner steps, our defaults.
   Ditto has λ = 1, and beside it 1/σ0², with which it aims at the Bayes estimate (the λ that E.1 prints is our ηλ).
 - (8) is taken without B, as these are gradients of sums. `l_max` is 1,000: nothing is said of a limit here.
 - Self-FL is run with variances *known* (S_m over all clients); *online*, Algorithm 1 as it is: the variance of a
