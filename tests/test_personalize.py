@@ -1,8 +1,11 @@
 """A client that joins after training gets a personalized model from every algorithm."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import personafl as pf
@@ -183,3 +186,70 @@ def test_labels_out_of_range_are_refused(run):
 def test_no_data_is_refused(run):
     with pytest.raises(DataError):
         run.personalize(np.ones((0, 64)), np.ones(0, np.int64))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cli_run(tmp_path_factory):
+    from personafl.config import parse
+    from personafl.train import train_config
+
+    # Full batches: which batches a client draws depends on its id, and so would the models compared below.
+    settings = {"partition": {"name": "iid", "clients": 4}, "model": {"name": "mclr"}, "local": {"batch_size": 0}}
+    config = parse({"rounds": 2, **settings})
+    return train_config(config, tmp_path_factory.mktemp("cli") / "run")
+
+
+def invoke(*arguments):
+    from typer.testing import CliRunner
+
+    from personafl.cli import app
+
+    return CliRunner().invoke(app, ["personalize", *map(str, arguments)])
+
+
+def save_digits(path, **arrays):
+    np.savez(path, **{name: value.astype(np.float32) if "x" in name else value for name, value in arrays.items()})
+
+
+def test_the_command_writes_the_models_of_a_folder_of_newcomers(cli_run, tmp_path):
+    draw = np.random.default_rng(0)
+    (tmp_path / "new").mkdir()
+    for name in ("anna", "ben"):
+        save_digits(
+            tmp_path / "new" / f"{name}.npz",
+            x_train=draw.random((12, 64)), y_train=draw.integers(0, 10, 12),
+            x_test=draw.random((5, 64)), y_test=draw.integers(0, 10, 5),
+        )  # fmt: skip
+    out = tmp_path / "models.safetensors"
+    done = invoke(cli_run.path, tmp_path / "new", "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert [row["client"] for row in answer["newcomers"]] == ["anna", "ben"]
+    data = np.load(tmp_path / "new" / "ben.npz")
+    net = cli_run.personalize(data["x_train"], data["y_train"])
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["clients"]) == ["anna", "ben"]
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(file.get_tensor(name)[1], value)
+    with torch.no_grad():
+        hits = (net(torch.from_numpy(data["x_test"])).argmax(1).numpy() == data["y_test"]).mean()
+    assert answer["newcomers"][1]["correct"] == pytest.approx(hits)
+
+
+def test_the_command_overwrites_nothing_and_says_what_is_wrong(cli_run, tmp_path):
+    from personafl.errors import DataError
+
+    save_digits(tmp_path / "new.npz", x=np.zeros((3, 64)), y=np.zeros(3, np.int64))
+    out = tmp_path / "there.safetensors"
+    out.write_text("mine")
+    done = invoke(cli_run.path, tmp_path / "new.npz", "--out", out)
+    assert isinstance(done.exception, DataError) and "exists already" in str(done.exception)
+    assert out.read_text() == "mine"
+    for missing in (tmp_path / "nobody.npz", tmp_path / "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        done = invoke(cli_run.path, missing, "--out", tmp_path / "new.safetensors")
+        assert isinstance(done.exception, DataError), done.output
+        assert str(missing) in str(done.exception)
