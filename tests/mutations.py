@@ -207,6 +207,7 @@ MUTATIONS: list[Mutation] = [
         ("smoothing: dropped", 'torch.lerp(server["theta"], estimate, share)', "estimate"),
         ("σ_m² of the server: frozen", 'server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)',
          'server["sigma2"]'),
+        ("adaptive smoothing: noise for signal", "(1 - noise / signal)", "(noise / signal)"),
         ("warm rounds: equal weights", 'uploads.mean("theta", "samples")', 'uploads.mean("theta")'),
         ("gain: ignores the posterior", '"gain": 1 + sigma2 * evidence', '"gain": 1 + sigma2 * sent["S"]'),
         ("clusters: forgotten", 'server["cluster_sigma2"].clone()', 'torch.full_like(server["cluster_sigma2"], -1.0)'),

@@ -24,7 +24,9 @@ Where the paper is silent or misprinted, ours, all of them options:
 - A client that was active fewer than 2 times has no variance: it starts from θ, takes the settings' number of steps,
   and counts in the aggregation with the median σ² of those that have one (all equal if none has). Variances are
   floored at 1e-12; η/(Bσ²) ≥ 1 gives one step; S_m = 0 no shift and `l_max` steps; w_m/S_m is capped at 1.
-- `smoothing`: C, "activity" for the share of clients that answered (1 if all did), or a number.
+- `smoothing`: C, "activity" for the share of clients that answered (1 if all did), or a number; or "adaptive": the
+  move towards θ̂ is shrunk like a James-Stein estimate, by 1 − (variance of θ̂ over cohorts)/‖θ̂ − θ‖², but not below the
+  activity rate. While training moves, θ follows; once it only trembles, θ is smoothed as in the paper.
 - `window` limits the memory of [22]: the count in it stays at `window`, so that older models fade and the way from the
   initial weights to where training settles is not taken for uncertainty. 0 remembers everything, as the paper does.
 - `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
@@ -57,7 +59,7 @@ class SelfFL(Algorithm):
     posterior: Literal["paper", "exact"] = "paper"
     variance: Literal["sum", "mean"] = "sum"
     scope: Literal["cohort", "all"] = "cohort"
-    smoothing: float | Literal["activity"] = "activity"
+    smoothing: float | Literal["activity", "adaptive"] = "activity"
     warm_rounds: int = 0
     window: int = 0
     use_init: bool = True
@@ -77,8 +79,9 @@ class SelfFL(Algorithm):
 
     def __post_init__(self) -> None:
         check("algorithm.l_max", self.l_max, self.l_max >= 1, "at least 1")
-        given = self.smoothing == "activity" if isinstance(self.smoothing, str) else 0 < self.smoothing <= 1
-        check("algorithm.smoothing", self.smoothing, given, '"activity" or a number in (0, 1]')
+        word = isinstance(self.smoothing, str)
+        given = self.smoothing in ("activity", "adaptive") if word else 0 < float(self.smoothing) <= 1
+        check("algorithm.smoothing", self.smoothing, given, '"activity", "adaptive", or a number in (0, 1]')
         check("algorithm.warm_rounds", self.warm_rounds, self.warm_rounds >= 0, "at least 0")
         memory = "0 for everything, or at least 2: a single model has no variance"
         check("algorithm.window", self.window, self.window == 0 or self.window >= 2, memory)
@@ -134,7 +137,7 @@ class SelfFL(Algorithm):
         return Sent(shared, {"S": others.clamp(min=0).float()})
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        theta, reported = uploads["theta"], uploads["sigma2"]
+        theta, reported, clients = uploads["theta"], uploads["sigma2"], len(server["sigma2"])
         round = server["round"] + 1
         if round <= self.warm_rounds:
             return {**server, "theta": uploads.mean("theta", "samples"), "round": round}
@@ -148,9 +151,22 @@ class SelfFL(Algorithm):
             estimate = torch.tensordot(weights / weights.sum(), theta, dims=1)
         else:
             estimate = self._aggregate_clusters(new, uploads, weights, sigma2)
-        share = len(uploads) / len(server["sigma2"]) if self.smoothing == "activity" else float(self.smoothing)
+        share = self._share(server["theta"], estimate, uploads, weights, clients)
         new["theta"] = torch.lerp(server["theta"], estimate, share)
         return new
+
+    def _share(self, theta: Tensor, estimate: Tensor, uploads: Uploads, weights: Tensor, clients: int) -> Tensor:
+        """How far the global model moves towards the round's estimate: C, a number, or by signal and noise."""
+        activity = len(uploads) / clients
+        if self.smoothing != "adaptive":
+            return torch.tensor(
+                activity if self.smoothing == "activity" else float(self.smoothing), device=theta.device
+            )
+        # How much the estimate would differ with another cohort, against how much it differs from the global model.
+        share = weights / weights.sum()
+        noise = (1 - activity) * (share.square() * (uploads["theta"] - estimate).square().sum(1)).sum()
+        signal = (estimate - theta).square().sum().clamp(min=1e-30)
+        return (1 - noise / signal).clamp(activity, 1.0)
 
     def _aggregate_clusters(self, server: State, uploads: Uploads, weights: Tensor, sigma2: Tensor) -> Tensor:
         """Renew the models of the clusters that were active; the mean over all clusters that are known."""
