@@ -47,7 +47,9 @@ class Mutation:
 
     @property
     def test(self) -> str:
-        return f"tests/algorithms/test_{self.file}.py"
+        """The algorithm's test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py."""
+        files = [f"tests/algorithms/test_{self.file}.py", f"tests/algorithms/test_{self.file}_edges.py"]
+        return " ".join(file for file in files if (ROOT / file).exists())
 
 
 def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation]:
@@ -251,7 +253,8 @@ def run_tests(test: str, source: Path, mutation: Mutation | None = None) -> Outc
             file = Path(folder) / "personafl" / "algorithms" / f"{mutation.file}.py"
             file.write_text(apply(file.read_text("utf-8"), mutation), "utf-8")
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", PROGRAM, folder, "-x", "-q", "-p", "no:cacheprovider", "--tb=line", test]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line"]
+        command = [sys.executable, "-c", PROGRAM, folder, *options, *test.split()]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
     output = done.stdout + done.stderr
     if done.returncode not in (0, 1) or "personafl comes from" in output or "error" in output.splitlines()[-1]:
