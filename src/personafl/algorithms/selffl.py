@@ -24,9 +24,10 @@ Where the paper is silent or misprinted, ours, all of them options:
 - A client that was active fewer than 2 times has no variance: it starts from θ, takes the settings' number of steps,
   and counts in the aggregation with the median σ² of those that have one (all equal if none has). Variances are
   floored at 1e-12; η/(Bσ²) ≥ 1 gives one step; S_m = 0 no shift and `l_max` steps; w_m/S_m is capped at 1.
-- `smoothing`: C, "activity" for the share of clients that answered (1 if all did), or a number; or "adaptive": the
-  move towards θ̂ is shrunk like a James-Stein estimate, by 1 − (variance of θ̂ over cohorts)/‖θ̂ − θ‖², but not below the
-  activity rate. While training moves, θ follows; once it only trembles, θ is smoothed as in the paper.
+- `smoothing` is C: 1 by default, as the best over four federations (docs/selffl.md); "activity", the paper's, is the
+  share of clients that answered; or another number. "adaptive" shrinks the move towards θ̂ like a James-Stein
+  estimate, by 1 − (variance of θ̂ over cohorts)/‖θ̂ − θ‖², but not below the activity rate: while training moves, θ
+  follows; once it only trembles, θ is smoothed as in the paper.
 - `window` limits the memory of [22]: the count in it stays at `window`, so that older models fade and the way from the
   initial weights to where training settles is not taken for uncertainty. 0 remembers everything, as the paper does.
 - `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
@@ -59,7 +60,7 @@ class SelfFL(Algorithm):
     posterior: Literal["paper", "exact"] = "paper"
     variance: Literal["sum", "mean"] = "sum"
     scope: Literal["cohort", "all"] = "cohort"
-    smoothing: float | Literal["activity", "adaptive"] = "activity"
+    smoothing: float | Literal["activity", "adaptive"] = 1.0
     warm_rounds: int = 0
     window: int = 0
     use_init: bool = True

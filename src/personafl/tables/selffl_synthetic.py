@@ -70,8 +70,8 @@ class Problem:
 
 def methods(sigma0_2: float) -> dict[str, Method]:
     """The rows of the table: an algorithm, and what it knows of the variances (which matters to Self-FL only)."""
-    paper = SelfFL(posterior="paper", variance="sum", scope="cohort", l_max=1000)
-    exact = SelfFL(posterior="exact", variance="mean", scope="all", l_max=1000)
+    paper = SelfFL(posterior="paper", variance="sum", scope="cohort", smoothing="activity", l_max=1000)
+    exact = SelfFL(posterior="exact", variance="mean", scope="all", smoothing="activity", l_max=1000)
     second = SelfFLAug(**asdict(paper), extra_steps=1000, tolerance=0.0)
     rows: dict[str, Method] = {
         "FedAvg": (FedAvg(), "online"),
