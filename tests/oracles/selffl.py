@@ -28,7 +28,7 @@ class ByHand:
 
     def __init__(
         self, problem: Quadratics, lr: float, steps: int, l_max: int = 40, posterior: str = "paper",
-        variance: str = "sum", scope: str = "cohort", smoothing: float | str = "activity",
+        variance: str = "sum", scope: str = "cohort", smoothing: float | str = 1.0,
         extra: int = 0, use: Iterable[str] = ALL,
     ) -> None:  # fmt: skip
         self.problem, self.lr, self.default, self.l_max = problem, lr, steps, l_max
