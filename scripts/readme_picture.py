@@ -1,6 +1,6 @@
 """Draw the README's picture: train the demo and show what each client gets, alone and together.
 
-    python scripts/readme_picture.py docs/images/demo.png
+python scripts/readme_picture.py docs/images/demo.png
 """
 
 import sys
@@ -16,7 +16,7 @@ import numpy as np
 from personafl.demo import run_demo
 
 INK, GREY = "#1f2933", "#9aa5b1"
-COLOURS = {"separate": "#d64545", "fedavg": "#9aa5b1", "ditto": "#2680c2", "fedamp": "#27ab83", "persfl": "#8719e0"}
+COLOURS = {"separate": "#d64545", "fedavg": "#9aa5b1", "ditto": "#2680c2", "fedamp": "#27ab83", "selffl": "#8719e0"}
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     left.vlines(place, alone[order], together[order], color=GREY, linewidth=1.5, zorder=1)
     left.scatter(place, alone[order], s=26, color=COLOURS["separate"], label="training alone", zorder=2)
     left.scatter(place, together[order], s=26, color="#2680c2", label=f"together ({best})", zorder=3)
-    left.set(title="40 clients, each with its own few digits", xlabel="client", ylabel="accuracy on its own test digits")
+    left.set(title="40 clients, each with its own few digits", xlabel="client", ylabel="accuracy on its test digits")
     left.set_xticks([])
     left.legend(frameon=False, loc="lower right")
     for name, points in curves.items():
