@@ -266,7 +266,7 @@ def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Mod
             spread = np.where(active, (latest - _mean(latest, active, 1.0)) ** 2, 0.0).sum(1, keepdims=True)
             sigma0_2 = spread if algorithm.variance == "sum" else spread / active.sum(1, keepdims=True)
         weights = 1 / (sigma0_2 + np.maximum(_filled(sigma2, active), FLOOR)) if algorithm.use_weights else 1.0
-        share = active.mean(1, keepdims=True) if algorithm.smoothing == "activity" else algorithm.smoothing
+        share = active.mean(1, keepdims=True) if algorithm.smoothing == "activity" else float(algorithm.smoothing)
         server = server + share * (_mean(latest, active, weights) - server)
         yield np.where(t > 0, own, server), server
 
