@@ -3,8 +3,9 @@
     PERSONAFL_DATA=… python benchmarks/selffl_mnist.py OUT [--seeds 3]
 
 1,000 clients, 90/10, 200 rounds, C = .1, η = .03, batch 10, ℓ_max = 40. pfedme and perfedavg are run with η = .03 as
-the Self-FL paper does ("the same configurations"), and again with their own papers' learning rates. Weighted personalized
-accuracy on test data after the last round; nothing is chosen here. Runs are kept in OUT and not done again.
+the Self-FL paper does ("the same configurations"), and again with their own papers' learning rates. Weighted
+personalized accuracy on test data after the last round; nothing is chosen here. Runs are kept in OUT and not done
+again.
 """
 
 import argparse
