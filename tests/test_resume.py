@@ -229,6 +229,8 @@ QUICK = ("separate", "fedprox-ft", "scaffold", "persfl")
 )
 def test_other_algorithms_survive_too(worker, algorithm, tmp_path):
     settings = {**SETTINGS, "algorithm": {"name": algorithm}}
+    if algorithm == "scaffold":  # refuses momentum
+        settings["local"] = {**SETTINGS["local"], "momentum": 0.0}
     _, operations = worker.run(settings, tmp_path / "whole")
     for share in (0.4, 0.8):
         assert worker.run(settings, tmp_path / "run", operation=int(share * len(operations)))[0] == -signal.SIGKILL
