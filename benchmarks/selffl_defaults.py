@@ -64,10 +64,12 @@ VARIANTS = {
     "perfedavg": {"name": "perfedavg"},
     "paper, sum, cohort": {"name": "selffl", **PAPER},
     "paper, sum, cohort, smoothing 1": {"name": "selffl", **PAPER, "smoothing": 1.0},
+    "paper, sum, all, smoothing 1": {"name": "selffl", **PAPER, "scope": "all", "smoothing": 1.0},
     "paper, mean, all": {"name": "selffl", **PAPER, "variance": "mean", "scope": "all"},
     "exact, mean, all": {"name": "selffl", **EXACT},
     "exact, mean, all, smoothing 0.5": {"name": "selffl", **EXACT, "smoothing": 0.5},
     "exact, mean, all, smoothing 1": {"name": "selffl", **EXACT, "smoothing": 1.0},
+    "exact, mean, cohort, smoothing 1": {"name": "selffl", **EXACT, "scope": "cohort", "smoothing": 1.0},
     "exact, mean, all, adaptive": {"name": "selffl", **EXACT, "smoothing": "adaptive"},
     "exact, mean, all, smoothing 1, window 5": {"name": "selffl", **EXACT, "smoothing": 1.0, "window": 5},
 }
