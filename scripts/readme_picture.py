@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from personafl.demo import run_demo
+from personafl.demo import chosen, run_demo
 
 INK, GREY = "#1f2933", "#9aa5b1"
 COLOURS = {"separate": "#d64545", "fedavg": "#9aa5b1", "ditto": "#2680c2", "fedamp": "#27ab83", "selffl": "#8719e0"}
@@ -23,7 +23,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = run_demo(60, 0, Path(folder) / "demo", lambda name: [])
         alone = np.array(runs["separate"].clients().column("personal_accuracy").to_pylist(), float)
-        best = max((n for n in runs if n != "separate"), key=lambda n: runs[n].score["personal_accuracy"])
+        best = chosen(runs)
         together = np.array(runs[best].clients().column("personal_accuracy").to_pylist(), float)
         curves = {
             name: [(r["round"], r["personal_accuracy"]) for r in runs[name].rounds() if "personal_accuracy" in r]

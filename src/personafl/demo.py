@@ -63,11 +63,16 @@ def row(name: str, run: Run) -> dict[str, str]:
     }
 
 
+def chosen(runs: dict[str, Run]) -> str:
+    """The algorithm to show: the best on validation data. Test data only tells how good it is."""
+    return max((name for name in runs if name != "separate"), key=lambda n: runs[n].score["personal_val_accuracy"])
+
+
 def sentence(runs: dict[str, Run]) -> str:
     """What the table means, in words, from its numbers."""
     alone = runs["separate"].clients().column("personal_accuracy").to_pylist()
     scores = {name: run.score["personal_accuracy"] for name, run in runs.items() if name != "separate"}
-    best = max(scores, key=lambda name: scores[name])
+    best = chosen(runs)
     together = runs[best].clients().column("personal_accuracy").to_pylist()
     pairs = [(a, t) for a, t in zip(alone, together, strict=True) if a is not None and t is not None]
     better, worse = sum(t > a for a, t in pairs), sum(t < a for a, t in pairs)
