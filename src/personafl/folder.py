@@ -5,6 +5,7 @@ rounds.jsonl        one line per round
 timings.jsonl       seconds of each round (apart, because they differ from run to run)
 clients.parquet     one row per client per evaluation
 evaluations/        what an algorithm reports about the federation at each evaluation
+predictions.parquet one row per test sample, at the end: its class and what the models say
 checkpoint/         what it takes to go on
 models/             global.safetensors and personal.safetensors
 """
@@ -141,6 +142,9 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         write_tensors(folder / f"round-{round:06d}.safetensors", tensors)
 
+    def write_predictions(self, table: pa.Table) -> None:
+        write_atomically(self.path / "predictions.parquet", lambda to: pq.write_table(table, to))
+
     def write_models(self, name: str, tensors: State, metadata: dict[str, str]) -> None:
         with disk_errors(self.models, "creating"):
             self.models.mkdir(exist_ok=True)
@@ -210,6 +214,11 @@ class RunFolder:
         if self.clients_file.exists():
             return pq.read_table(self.clients_file)
         raise RunError(f"{self.path} has no evaluation yet")
+
+    def predictions(self) -> pa.Table | None:
+        """What the finished models say about every test sample; None where that is not kept."""
+        path = self.path / "predictions.parquet"
+        return pq.read_table(path) if path.exists() else None
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

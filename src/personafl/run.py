@@ -78,6 +78,10 @@ class Run:
                 table = table.add_column(6, f"{who}_accuracy", share)
         return table
 
+    def predictions(self) -> pa.Table | None:
+        """A row for each test sample, see `personafl.predictions`; None for a run that keeps none."""
+        return self.folder.predictions()
+
     @property
     def score(self) -> dict[str, float]:
         """The last evaluation in one number each: accuracies weighted by samples, mean losses.

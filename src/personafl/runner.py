@@ -27,6 +27,7 @@ from personafl.errors import RunError, TrainingFailed
 from personafl.evaluation import client_table, measure, personal_models, summary
 from personafl.events import Listener
 from personafl.folder import RunFolder
+from personafl.predictions import prediction_table
 from personafl.store import ClientStore
 from personafl.streams import generator
 
@@ -270,6 +271,9 @@ class Runner:
         if self._personal is None:  # the process that evaluated the last round did not live to write them
             parts = personal_models(self.algorithm, self.engine, self.server, self.store, self.round, last=True)
             self._personal = torch.cat([part.theta.cpu() for part in parts])
+        predictions = prediction_table(self.engine, self._personal, common)
+        if predictions is not None:
+            self.folder.write_predictions(predictions)
         # One key only: safetensors writes several in an order that differs from process to process.
         self.folder.write_models("personal", task.state_dict(self._personal), {"clients": json.dumps(list(ids))})
 

@@ -128,6 +128,10 @@ class Engine(ABC):
         """Sums of loss and metrics over each client's samples, at one vector for all (P,) or one each (K, P)."""
 
     @abstractmethod
+    def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
+        """What the model puts out for every sample of a split, client after client; `theta` as in `evaluate`."""
+
+    @abstractmethod
     def _run_chunk(self, work: Work) -> Result: ...
 
     @abstractmethod

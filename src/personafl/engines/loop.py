@@ -73,6 +73,15 @@ class LoopEngine(Engine):
                     out[name].append(float(value))
         return {name: np.array(values, np.float64) for name, values in out.items()}
 
+    def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
+        sizes = self.federation.sizes(split)[ids]
+        with torch.no_grad():
+            parts = [
+                self.task.predict(theta if theta.dim() == 1 else theta[k], self._samples(int(i), split).x)[: sizes[k]]
+                for k, i in enumerate(ids)
+            ]
+        return torch.cat(parts).cpu()
+
     def _samples(self, client: int, split: Split) -> Batch:
         """All samples of a client's split; one at weight 0 where there are none."""
         padded = self._padded(np.array([client]), split)

@@ -6,7 +6,7 @@ spent on a client that has finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -150,9 +150,30 @@ class StackedEngine(Engine):
         return out
 
     def _evaluate_each(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
-        """A model for each client. Clients of like size go together, so that little is spent on padding."""
-        sizes = self.federation.sizes(split)[ids]
+        """A model for each client."""
         out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
+        for now, thetas, batch in self._like_sized(theta, ids, split):
+            for name, values in self.task.evaluate_stacked(thetas, batch).items():
+                out[name][now] = values.double().cpu().numpy()
+        return out
+
+    def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
+        sizes = self.federation.sizes(split)[ids]
+        first = np.cumsum(sizes) - sizes
+        out: Tensor | None = None
+        with torch.no_grad():
+            for now, thetas, batch in self._like_sized(theta, ids, split):
+                some = self.task.predict_stacked(thetas, batch.x, batch.weight).cpu()
+                if out is None:
+                    out = some.new_empty((int(sizes.sum()), *some.shape[2:]))
+                place = torch.from_numpy(first[now])[:, None] + torch.arange(some.shape[1])
+                real = batch.weight.cpu() > 0
+                out[place[real]] = some[real]
+        return torch.empty(0) if out is None else out
+
+    def _like_sized(self, theta: Tensor, ids: Ints, split: Split) -> Iterator[tuple[Ints, Tensor, Batch]]:
+        """Clients of like size together, so that little is spent on padding: which, their vectors, their samples."""
+        sizes = self.federation.sizes(split)[ids]
         order = np.argsort(-sizes, kind="stable")
         order = order[sizes[order] > 0]
         while len(order):
@@ -161,10 +182,8 @@ class StackedEngine(Engine):
             now = order[: max(1, min(like, self._chunk_size(self._bytes_per_client(longest, 2))))]
             order = order[len(now) :]
             rows = torch.from_numpy(now).to(self.device)
-            thetas = theta.expand(len(now), -1) if theta.dim() == 1 else theta.index_select(0, rows)
-            for name, values in self.task.evaluate_stacked(thetas, self._padded(ids[now], split)).items():
-                out[name][now] = values.double().cpu().numpy()
-        return out
+            thetas = theta.expand(len(now), -1) if theta.dim() == 1 else theta.to(self.device).index_select(0, rows)
+            yield now, thetas, self._padded(ids[now], split)
 
 
 class _Drawn:
