@@ -84,7 +84,7 @@ class Local:
     lr_decay_every: int = 1
 
     def __post_init__(self) -> None:
-        check("local.lr", self.lr, 0 < self.lr < math.inf, "above 0")
+        check("local.lr", self.lr, 0 < self.lr < 1e38, "above 0, and no more than float32 holds")
         check("local.batch_size", self.batch_size, self.batch_size >= 0, "at least 1, or 0 for all data at once")
         check("local.momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
         check("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")

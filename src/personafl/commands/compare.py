@@ -1,0 +1,190 @@
+"""`personafl compare`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from personafl.commands.console import DataDir, Json, Overrides, err, out, say
+from personafl.events import Listener
+
+if TYPE_CHECKING:
+    from personafl.compare import Comparison, Job
+    from personafl.study import Judgement
+
+
+def compare(
+    config: Annotated[Path, typer.Argument(help="The config, a TOML file.", metavar="CONFIG.toml", readable=False)],
+    methods: Annotated[
+        str,
+        typer.Option(
+            "-a", "--algorithms", help="Methods, separated by commas; all for every algorithm.", metavar="A,B,…"
+        ),
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="How many seeds, counting up from the config's.")] = 3,
+    set_: Overrides = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=[…]", help="Search these values on validation data; may be repeated."),
+    ] = None,
+    tune_seeds: Annotated[int, typer.Option(help="How many of the seeds the search uses.")] = 1,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Where the runs go. Default: runs/<config>-compare.", readable=False)
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table there as CSV.", readable=False)] = None,
+    latex: Annotated[Path | None, typer.Option(help="Also write the table there for LaTeX.", readable=False)] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods over several seeds: who is better, for whom, and is the difference real?
+
+    Runs what is missing and reuses what exists, so the same command continues after an interruption.
+
+    Examples:
+
+      personafl compare mnist.toml -a selffl,ditto,fedamp --seeds 5
+
+      personafl compare mnist.toml -a ditto,fedprox --tune ditto.lam=[0.1,1] --tune local.lr=[0.01,0.1]
+    """
+    from personafl.compare import plan, run_plan
+    from personafl.config import read_tables
+    from personafl.study import judge
+    from personafl.study_tables import caption, sentences, terminal_tables
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds)
+    folder = out_folder or Path("runs") / f"{config.stem}-compare"
+    try:
+        with StudyProgress(planned.jobs()) as progress:
+            found = run_plan(planned, folder, progress.listeners)
+    except KeyboardInterrupt:
+        words = ["personafl", "compare", str(config), "-a", ",".join(names), "--seeds", str(seeds)]
+        words += [w for part in set_ or [] for w in ("-s", part)] + [w for part in tune or [] for w in ("--tune", part)]
+        words += ["--tune-seeds", str(tune_seeds)] if tune_seeds != 1 else []
+        words += ["--out", str(out_folder)] if out_folder else []
+        say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(w for w in words if w)}")
+        raise typer.Exit(130) from None
+    judgement = judge(found.methods)
+    write_files(found, judgement, csv, latex)
+    if as_json:
+        print((folder / "comparison.json").read_text(encoding="utf-8"), end="")
+    else:
+        for table in terminal_tables(judgement, found.added):
+            out.print(table)
+        out.print(caption(judgement, found.added), style="dim", highlight=False, markup=False)
+        for answer in sentences(judgement):
+            say(out, answer)
+        for search in found.searches:
+            say(out, _searched(search))
+        for method, seed, why in found.failures:
+            say(out, f"{method} with seed {seed} failed: {why}")
+        say(out, f"Folder: {folder} (comparison.json, table.csv, table.tex and the runs)")
+    if found.failures:
+        raise typer.Exit(3)
+
+
+def write_files(found: Comparison, judgement: Judgement, csv: Path | None = None, latex: Path | None = None) -> None:
+    """comparison.json, table.csv and table.tex in the comparison's folder, and copies where they are asked for."""
+    from personafl.files import write_text
+    from personafl.study_tables import csv_text, json_values, latex_text
+
+    summary: dict[str, Any] = {
+        "runs": {m: {str(seed): run.path.name for seed, run in runs.items()} for m, runs in found.methods.items()},
+        "added": list(found.added),
+        "searches": [
+            {
+                "method": s.method,
+                "measure": s.measure,
+                "chosen": s.chosen,
+                "trials": [
+                    {
+                        "settings": t.settings,
+                        "score": None if t.score == -float("inf") else t.score,
+                        "seconds": t.seconds,
+                    }
+                    for t in s.trials
+                ],
+            }
+            for s in found.searches
+        ],
+        "failures": [{"method": m, "seed": seed, "why": why} for m, seed, why in found.failures],
+        **json_values(judgement),
+    }
+    texts = {"comparison.json": json.dumps(summary, indent=1) + "\n"}
+    texts |= {"table.csv": csv_text(judgement), "table.tex": latex_text(judgement, found.added)}
+    for name, text in texts.items():
+        write_text(found.folder / name, text)
+    for path, text in ((csv, texts["table.csv"]), (latex, texts["table.tex"])):
+        if path is not None:
+            write_text(path, text)
+
+
+def _searched(search: Any) -> str:
+    tried = len(search.trials)
+    chosen = ", ".join(f"{key} = {value}" for key, value in search.chosen.items())
+    seconds = sum(trial.seconds for trial in search.trials)
+    what = search.measure.removeprefix("personal_val_")
+    return f"{search.method}: {chosen} is the best of {tried} on validation {what} ({seconds:.0f} s of training)."
+
+
+class StudyProgress:
+    """One bar for all runs and one for the run that is going on; silent where the output is piped."""
+
+    def __init__(self, jobs: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self._all = self._progress.add_task("all runs", total=jobs, score="")
+        self._one = self._progress.add_task("", total=1, score="")
+        self._begun = 0
+
+    def __enter__(self) -> StudyProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._progress.update(self._all, completed=self._begun, total=self._begun)
+        self._progress.stop()
+
+    def listeners(self, job: Job, reused: bool) -> Sequence[Listener]:
+        """What `run_plan` asks for before each run."""
+        self._progress.update(self._all, completed=self._begun)
+        self._begun += 1
+        settings = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.settings.items())
+        label = f"{job.method} {settings} seed {job.seed}".replace("  ", " ")
+        self._progress.reset(self._one, description=label, total=job.config.schedule.rounds, score="")
+        if reused:
+            self._progress.update(self._one, completed=job.config.schedule.rounds, score="there already")
+        return [_OneRun(self._progress, self._one)]
+
+
+class _OneRun(Listener):
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._progress.update(self._task, completed=round)
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        score = record.get("personal_accuracy", record.get("personal_loss"))
+        self._progress.update(self._task, completed=record["round"])
+        if score is not None:
+            name = "accuracy" if "personal_accuracy" in record else "loss"
+            self._progress.update(self._task, score=f"{name} {score:.4f}")
