@@ -21,7 +21,6 @@ a tensor's value there (use `torch.where`), no `.item()`, no random numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
