@@ -1,5 +1,17 @@
-"""Tests run on tiny models, where a second thread costs more than it brings."""
+"""Tests run on tiny models, where a second thread costs more than it brings; they download nothing."""
 
+import tempfile
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache():
+    """A cache that is empty at first and gone in the end: what is prepared of real data is large."""
+    with tempfile.TemporaryDirectory(prefix="personafl-tests-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERSONAFL_CACHE", folder)
+        patch.setenv("PERSONAFL_OFFLINE", "1")
+        yield

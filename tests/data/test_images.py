@@ -7,6 +7,7 @@ import pickle
 import struct
 import time
 import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from personafl.config import parse
-from personafl.data import Fmnist, Iid, Letters, Lognormal, Mnist, PowerLaw, Practical, build
+from personafl.data import Fmnist, Iid, Letters, Lognormal, Mnist, Natural, PowerLaw, Practical, build
 from personafl.data import files as data_files
 from personafl.data.files import read_idx, read_npz
 from personafl.data.images import FMNIST_FIRST, IDX_FILES, MNIST_FIRST
@@ -26,16 +27,20 @@ TRAIN, TEST = 40, 20
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty data directory, and no cache beside it."""
+    """An empty data directory, and an empty cache beside it."""
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "data"
 
 
 def idx(array, code=8):
     """An idx file, byte for byte: two zeros, the type, the number of dimensions, big-endian sizes, the values."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape) + array.tobytes()
+
+
+def read_images(file):
+    return read_idx(file, (None, 28, 28), most=70_000)
 
 
 def small(seed=0):
@@ -94,8 +99,7 @@ def test_npz_files_are_read(folder, source, file):
 
 
 def test_the_cache_is_looked_in_without_and_after_the_users_directory(folder, monkeypatch):
-    monkeypatch.setattr("pooch.os_cache", lambda project: folder.parent / "cache" / project)
-    cache = folder.parent / "cache" / "personafl"
+    cache = folder.parent / "cache"
     cached, own = small(1), small(2)
     write_idx(cache / "mnist", cached)
     assert_pool(Mnist("unit").load(0), cached)
@@ -109,24 +113,24 @@ def test_a_file_is_unpacked_by_its_content_not_by_its_name(folder):
     images = small()[0]
     (folder / "a.gz").write_bytes(idx(images))
     (folder / "a").write_bytes(gzip.compress(idx(images)))
-    assert np.array_equal(read_idx(folder / "a.gz", (None, 28, 28)), read_idx(folder / "a", (None, 28, 28)))
+    assert np.array_equal(read_images(folder / "a.gz"), read_images(folder / "a"))
 
 
 def test_what_is_not_there_is_asked_for_by_name_and_place(folder, monkeypatch):
     with pytest.raises(DataError, match=r"data mnist is not in .*put mnist\.npz or the four files train-images-idx3"):
         Mnist().load(0)
-    with pytest.raises(DataError, match=rf"fashion_mnist\.npz or .*FashionMNIST/raw.* into {folder}$"):
+    with pytest.raises(DataError, match=rf"fashion_mnist\.npz or .*FashionMNIST/raw.* into {folder}; or download http"):
         Fmnist().load(0)
-    with pytest.raises(DataError, match=rf"put ocr_letters\.npz .* into {folder}$"):
+    with pytest.raises(DataError, match=rf"put letter\.data\.gz of http.* or ocr_letters\.npz .* into {folder}$"):
         Letters().load(0)
     write_idx(folder / "MNIST" / "raw", small())
-    with pytest.raises(DataError, match=r"clients = 'writer' .*put mnist_writers\.npz"):
-        Mnist(clients="writer").load(0)
+    with pytest.raises(DataError, match=r"mnist with partition natural .*put mnist_writers\.npz"):
+        build(Mnist(), Natural())
     (folder / "MNIST" / "raw" / IDX_FILES[3]).unlink()
     with pytest.raises(DataError, match=rf"MNIST/raw lacks {IDX_FILES[3]}\)"):
         Mnist().load(0)
     monkeypatch.delenv("PERSONAFL_DATA")
-    with pytest.raises(DataError, match="that the environment variable PERSONAFL_DATA names"):
+    with pytest.raises(DataError, match="that --data-dir or the environment variable PERSONAFL_DATA names"):
         Letters().load(0)
     monkeypatch.setenv("PERSONAFL_DATA", str(folder / "nowhere"))
     with pytest.raises(DataError, match=r"PERSONAFL_DATA names .*nowhere, which is not a directory"):
@@ -171,7 +175,7 @@ def test_a_malformed_idx_file_is_named_and_takes_no_memory(folder, content, said
     file.write_bytes(gzip.compress(content) if packed else content)
     tracemalloc.start()
     with pytest.raises(DataError, match=said) as caught:
-        read_idx(file, (None, 28, 28))
+        read_images(file)
     assert tracemalloc.get_traced_memory()[1] < 2_000_000
     tracemalloc.stop()
     assert str(file) in str(caught.value)
@@ -191,7 +195,7 @@ def test_a_damaged_gzip_file_is_named(folder, damage):
     file = folder / "labels.gz"
     file.write_bytes(damage(gzip.compress(idx(IMAGES))))
     with pytest.raises(DataError, match=f"{file}"):
-        read_idx(file, (None, 28, 28))
+        read_images(file)
 
 
 def test_a_gzip_bomb_is_not_unpacked(folder):
@@ -199,7 +203,7 @@ def test_a_gzip_bomb_is_not_unpacked(folder):
     file.write_bytes(gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 5, 28, 28) + bytes(100_000_000)))
     tracemalloc.start()
     with pytest.raises(DataError, match="longer than the 3920 bytes"):
-        read_idx(file, (None, 28, 28))
+        read_images(file)
     assert tracemalloc.get_traced_memory()[1] < 2_000_000
     tracemalloc.stop()
 
@@ -282,7 +286,7 @@ def test_a_file_that_is_no_npz_is_named(folder):
     with zipfile.ZipFile(file, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("x.npy", npy(GOOD))
         archive.writestr("y.npy", npy(GOOD))
-    with pytest.raises(DataError, match="compressed in a way that numpy does not write"):
+    with pytest.raises(DataError, match="compressed in an unusual way; pack it with deflate"):
         Letters().load(0)
 
 
@@ -301,8 +305,30 @@ def test_fedprox_normalization_standardizes_each_pixel_over_the_pool(folder):
     write_npz(folder / "mnist.npz", arrays)
     pool = np.concatenate([arrays[0], arrays[2]]).astype(float)
     expected = (pool - pool.mean(axis=0)) / (pool.std(axis=0) + 0.001)
+    assert np.array_equal(Mnist("unit").load(0).x[:, 0], (pool / 255).astype(np.float32))
     x = Mnist().load(0).x
     assert np.allclose(x[:, 0], expected, atol=1e-5) and not x[:, 0, 0, 0].any()
+
+
+def test_a_second_load_maps_what_the_first_prepared(folder):
+    arrays = small()
+    file = folder / "mnist.npz"
+    write_npz(file, arrays)
+    Mnist("unit").load(0)
+    stat = file.stat()
+    file.write_bytes(bytes(stat.st_size))  # destroyed, but of the same size and time
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    samples = Mnist("unit").load(0)
+    assert_pool(samples, arrays)
+    assert not samples.x.flags.writeable
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of memory that must not be written to
+        fed = build(Mnist("unit"), Iid(3), seed=0)
+    fed.x[0] = 7
+    assert samples.x.max() <= 1
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(DataError, match=f"cannot read {file}"):
+        Mnist("unit").load(0)
 
 
 def test_letters_are_unpacked_bit_by_bit(folder):
@@ -322,15 +348,15 @@ def test_writers_are_clients_only_if_asked_for(folder):
     write_npz(folder / "mnist.npz", small())
     writers = np.array([7] * 25 + [12] * 15, np.int16), np.array([101] * TEST, np.int16)
     np.savez(folder / "mnist_writers.npz", writer_train=writers[0], writer_test=writers[1])
-    natural = build(Mnist(clients="writer"))
+    natural = build(Mnist(), Natural())
     assert natural.ids == ("writer-7", "writer-12", "writer-101")
     assert (natural.sizes("train") + natural.sizes("test")).tolist() == [25, 15, 20]
-    assert len(build(Mnist(clients="writer"), Iid(4))) == 4
+    assert build(Mnist(), Natural(least=20)).ids == ("writer-7", "writer-101")
     with pytest.raises(ConfigError, match="'mnist' is a pool of samples without clients"):
         build(Mnist())
     np.savez(folder / "mnist_writers.npz", writer_train=writers[0][1:], writer_test=writers[1])
-    with pytest.raises(DataError, match="writer_train names 39 writers for 40 images"):
-        Mnist(clients="writer").load(0)
+    with pytest.raises(DataError, match=r"mnist_writers\.npz names the writers of 59 images, and MNIST here has 60"):
+        build(Mnist(), Natural())
 
 
 @pytest.mark.parametrize(
@@ -338,7 +364,6 @@ def test_writers_are_clients_only_if_asked_for(folder):
     [
         (lambda: Mnist(normalize="none"), "data mnist: normalize = 'none' must be fedprox or unit"),
         (lambda: Fmnist(normalize="none"), "data fmnist: normalize = 'none'"),
-        (lambda: Mnist(clients="writers"), "clients = 'writers' must be partition or writer"),
         (lambda: Letters(classes=1), "classes = 1 must be in 2 to 26"),
         (lambda: Letters(classes=27), "classes = 27"),
         (lambda: parse({"data": {"name": "mnist", "normalize": "no"}}), "data.normalize = 'no'"),
@@ -360,7 +385,7 @@ def test_configs_name_the_papers_settings():
                  "samples": [9, 8]}})  # fmt: skip
     assert own.partition == Practical(((0,), (1, 2)), (2, 1), (9, 8))
     assert parse(groups.tables()) == groups and parse(own.tables()) == own
-    assert parse({"data": {"name": "mnist", "clients": "writer"}}).partition is None
+    assert parse({"data": "mnist", "partition": {"name": "natural", "least": 9}}).partition == Natural(least=9)
 
 
 # The real data, where it is.
@@ -384,6 +409,9 @@ def test_the_fedprox_mnist_federation_has_the_published_statistics_and_builds_in
     start = time.process_time()  # not the clock: other processes must not make this test fail
     fed = build(Mnist(), PowerLaw(), seed=0)
     assert time.process_time() - start < 3.0
+    start = time.process_time()
+    assert len(Mnist().load(0).y) == 70_000
+    assert time.process_time() - start < 0.2  # it is in the cache by now
     sizes = fed.sizes("train") + fed.sizes("test")
     assert len(fed) == 1000 and sizes.mean() == pytest.approx(69, abs=0.5)
     assert fed.summary()["classes_per_client"] == {"min": 2, "median": 2.0, "max": 2}
@@ -401,7 +429,7 @@ def test_mnist_is_mnist(real):
 def test_the_writers_of_mnist(real):
     real("mnist_writers.npz")
     real("mnist.npz")
-    fed = build(Mnist("unit", clients="writer"))
+    fed = build(Mnist("unit"), Natural())
     assert len(fed) == 539 + 297 and len(fed.x) == 70_000
 
 

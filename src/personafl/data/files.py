@@ -11,12 +11,13 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.data.cache import cache_dir
 from personafl.errors import DataError
 
 VARIABLE = "PERSONAFL_DATA"
@@ -27,18 +28,18 @@ Shape = tuple[int | None, ...]
 """The shape that an array must have; None stands for any length of at least 1."""
 
 _UNREADABLE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile)
-# What a damaged .npz makes numpy and zipfile raise besides: encryption, unknown versions, headers that are no Python.
-_UNREADABLE_NPZ = (*_UNREADABLE, RuntimeError, TypeError, AttributeError, SyntaxError, tokenize.TokenError)
+_UNREADABLE_ZIP = (*_UNREADABLE, RuntimeError)  # encryption, compression that zipfile does not know
+# What a damaged .npz makes numpy raise besides: unknown versions, headers that are no Python.
+_UNREADABLE_NPZ = (*_UNREADABLE_ZIP, TypeError, AttributeError, SyntaxError, tokenize.TokenError)
 _MOST_INFLATION = 1032  # deflate makes no byte of a file into more bytes than this
-_KINDS = {"u": "unsigned integers", "i": "integers"}
+_PIECE = 1 << 20
+_KINDS = {"u": "unsigned integers", "i": "integers", "f": "floats", "S": "bytes", "b": "booleans", "U": "text"}
 _IDX_TYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
 
 
 def data_dirs() -> list[Path]:
     """Where data sets are looked for: the directory that PERSONAFL_DATA names, then the cache."""
-    import pooch
-
-    dirs = [Path(pooch.os_cache("personafl"))]
+    dirs = [cache_dir()]
     if named := os.environ.get(VARIABLE):
         folder = Path(named).expanduser()
         if not folder.is_dir():
@@ -57,66 +58,115 @@ def missing(source: str, wanted: str, why: str = "") -> DataError:
     dirs = data_dirs()
     where = f"into {dirs[0]}"
     if len(dirs) == 1:
-        where += f", or into a directory of your own that the environment variable {VARIABLE} names"
+        where += f", or into a directory of your own that --data-dir or the environment variable {VARIABLE} names"
     return DataError(f"data {source} is not in {' or '.join(map(str, dirs))}{why}; put {wanted} {where}")
 
 
-def read_idx(file: Path, shape: Shape) -> Bytes:
-    """The uint8 array of an idx file, plain or gzip by its content, if it has this shape."""
+def read_idx(file: Path, shape: Shape, most: int) -> Bytes:
+    """The uint8 array of an idx file, plain or gzip by its content, if it has this shape and at most so many rows."""
     try:
-        with open(file, "rb") as raw:
-            length = os.fstat(raw.fileno()).st_size
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            if not packed:
-                return _read_idx(file, raw, shape, length, packed)
-            with gzip.open(raw) as unpacked:
-                return _read_idx(file, unpacked, shape, length, packed)  # type: ignore[arg-type]
+        with open(file, "rb") as stream:
+            return _unpack_idx(str(file), stream, os.fstat(stream.fileno()).st_size, shape, most)
     except _UNREADABLE as error:
-        raise DataError(f"cannot read {file}: {error or type(error).__name__}; get the file again") from error
+        raise _damaged(file, error) from error
 
 
-def read_npz(file: Path, arrays: Mapping[str, Shape], kinds: str = "u") -> dict[str, NDArray[Any]]:
-    """These arrays of an .npz file, if they have these shapes and a dtype of one of these kinds."""
+def read_zipped_idx(file: Path, member: str, shape: Shape, most: int) -> Bytes:
+    """As `read_idx`, the member of a .zip, in whichever folder it is there; nothing is unpacked to the disk."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            named = [info for info in archive.infolist() if PurePosixPath(info.filename).name == member]
+            if not named:
+                raise DataError(f"{file} has no member {member}; is it another .zip?")
+            _check_member(f"{file}: {member}", named[0])
+            with archive.open(named[0]) as stream:
+                return _unpack_idx(f"{file}: {member}", stream, named[0].file_size, shape, most)
+    except _UNREADABLE_ZIP as error:
+        raise _damaged(file, error) from error
+
+
+def read_lines(file: Path, most: int) -> list[bytes]:
+    """The lines of a text file, plain or gzip by its content, if it has at most so many bytes."""
+    try:
+        with open(file, "rb") as stream, _unpacked(stream)[0] as text:
+            content = text.read(most + 1)
+    except _UNREADABLE as error:
+        raise _damaged(file, error) from error
+    if len(content) > most:
+        raise DataError(f"{file} is longer than the expected {most} bytes at most, so it is another file")
+    return content.splitlines()
+
+
+def npz_names(file: Path) -> list[str]:
+    """What an .npz file calls its arrays."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except _UNREADABLE_NPZ as error:
+        raise _damaged(file, error) from error
+
+
+def read_npz(file: Path, arrays: Mapping[str, Shape | None], kinds: str = "u") -> dict[str, NDArray[Any]]:
+    """These arrays of an .npz file, if they have these shapes (None: any) and a dtype of one of these kinds."""
     try:
         with zipfile.ZipFile(file) as archive:
             held = {info.filename: info for info in archive.infolist()}
             if lacking := [name for name in arrays if f"{name}.npy" not in held]:
                 found = ", ".join(name.removesuffix(".npy") for name in held) or "none"
                 raise DataError(f"{file} has no array {lacking[0]!r}; expected {', '.join(arrays)}, found {found}")
+            if any(held[f"{name}.npy"].compress_size > file.stat().st_size for name in arrays):
+                raise DataError(f"{file} claims to hold more bytes than it has; get the file again")
             return {
                 name: _read_npy(f"{file}: {name}", archive, held[f"{name}.npy"], shape, kinds)
                 for name, shape in arrays.items()
             }
     except _UNREADABLE_NPZ as error:
-        raise DataError(f"cannot read {file}: {error or type(error).__name__}; get the file again") from error
+        raise _damaged(file, error) from error
 
 
-def _read_idx(file: Path, stream: BinaryIO, shape: Shape, length: int, packed: bool) -> Bytes:
+def _unpacked(stream: IO[bytes]) -> tuple[IO[bytes], bool]:
+    """What the stream holds, and whether it was packed with gzip."""
+    packed = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    return (gzip.GzipFile(fileobj=stream), True) if packed else (stream, False)  # type: ignore[return-value]
+
+
+def _unpack_idx(what: str, packed: IO[bytes], length: int, shape: Shape, most: int) -> Bytes:
+    """Compare an array's header with what is expected and with the length of its file; only then read the values."""
+    stream, is_packed = _unpacked(packed)
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _IDX_TYPES:
-        raise DataError(f"{file} is not an idx file: it starts with the bytes {magic.hex(' ') or 'of nothing'}")
+        raise DataError(f"{what} is not an idx file: it starts with the bytes {magic.hex(' ') or 'of nothing'}")
     if _IDX_TYPES[magic[2]] != "uint8":
-        raise DataError(f"{file} holds {_IDX_TYPES[magic[2]]} values, expected uint8")
+        raise DataError(f"{what} holds {_IDX_TYPES[magic[2]]} values, expected uint8")
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise DataError(f"{file} is truncated: it ends inside its header; get the file again")
+        raise DataError(f"{what} is truncated: it ends inside its header; get the file again")
     found = tuple(np.frombuffer(sizes, ">u4").tolist())
-    _check_shape(str(file), found, shape)
+    _check_shape(what, found, shape)
     promised = math.prod(found)
-    present = length * _MOST_INFLATION if packed else length - 4 - 4 * magic[3]
-    content = stream.read(promised + 1) if promised <= present else b""
-    if len(content) < promised:
-        raise DataError(f"{file} is truncated: its header promises {promised} bytes that are not there; get it again")
-    if len(content) > promised:
-        raise DataError(f"{file} is longer than the {promised} bytes that its header promises; get the file again")
-    return np.frombuffer(content, np.uint8).reshape(found)
+    present = length * _MOST_INFLATION if is_packed else length - 4 - 4 * magic[3]
+    if promised > present:
+        raise DataError(f"{what} is truncated: its header promises {promised} bytes that are not there; get it again")
+    if found[0] > most:
+        raise DataError(f"{what} has {found[0]} rows, more than the {most} that there are; it is another file")
+    array = np.empty(promised, np.uint8)
+    read = 0
+    while read < promised and (piece := stream.read(min(promised - read, _PIECE))):
+        array[read : read + len(piece)] = np.frombuffer(piece, np.uint8)
+        read += len(piece)
+    if read < promised:
+        raise DataError(f"{what} is truncated: its header promises {promised} bytes that are not there; get it again")
+    if stream.read(1):
+        raise DataError(f"{what} is longer than the {promised} bytes that its header promises; get the file again")
+    return array.reshape(found)
 
 
-def _read_npy(what: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, shape: Shape, kinds: str) -> NDArray[Any]:
+def _read_npy(
+    what: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, shape: Shape | None, kinds: str
+) -> NDArray[Any]:
     """Compare an array's header with what is expected and with the length of its entry; only then read the values."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{what} is compressed in a way that numpy does not write; save it with numpy.savez_compressed")
+    _check_member(what, info)
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         read_header = {
@@ -131,16 +181,31 @@ def _read_npy(what: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, shape:
         raise DataError(f"{what} holds {dtype} values, expected {' or '.join(_KINDS[kind] for kind in kinds)}")
     _check_shape(what, found, shape)
     promised = start + math.prod(found) * dtype.itemsize
-    if promised != info.file_size or info.file_size > max(info.compress_size, 1) * _MOST_INFLATION:
+    if promised != info.file_size:
         raise DataError(f"{what} is {info.file_size} bytes long and its header promises {promised}; get the file again")
     with archive.open(info) as stream:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
-def _check_shape(what: str, found: Sequence[int], shape: Shape) -> None:
+def _check_member(what: str, info: zipfile.ZipInfo) -> None:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{what} is compressed in an unusual way; pack it with deflate, as numpy.savez_compressed does")
+    if info.file_size > max(info.compress_size, 1) * _MOST_INFLATION:
+        raise DataError(f"{what} claims {info.file_size} bytes in {info.compress_size} packed ones; get the file again")
+
+
+def _check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
+    if shape is None and min(found, default=0) >= 0:
+        return
+    shape = shape or ()
     fits = len(found) == len(shape) and all(
         have == want or (want is None and have >= 1) for have, want in zip(found, shape, strict=True)
     )
     if not fits:
         expected = ", ".join("N" if size is None else str(size) for size in shape)
         raise DataError(f"{what} has shape {tuple(found)}, expected ({expected}{',' if len(shape) == 1 else ''})")
+
+
+def _damaged(file: Path, error: BaseException) -> DataError:
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return DataError(f"cannot read {file}: {reason[:200]}; get the file again")

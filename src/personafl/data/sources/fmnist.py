@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.data import Samples, Structure
-from personafl.data.images import FMNIST, Normalization, check_normalization, normalized
+from personafl.data.images import FMNIST, Normalization, check_normalization
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class Fmnist:
 
     The classes are T-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot. Read from the
     directory that the environment variable PERSONAFL_DATA names, or from the cache: the four idx files with or
-    without gzip, there or in its folder FashionMNIST/raw or fashion_mnist, or fashion_mnist.npz.
+    without gzip, there or in its folder FashionMNIST/raw or fashion_mnist, or fashion_mnist.npz. Where there are none,
+    the four files are downloaded to the cache (31 MB).
 
     Parameters
     ----------
@@ -32,5 +33,5 @@ class Fmnist:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        images, labels, _ = FMNIST.read()
-        return Samples(x=normalized(images, self.normalize), y=labels, classes=10)
+        pool = FMNIST.pool(self.normalize)
+        return Samples(x=pool["x"], y=pool["y"], classes=10)

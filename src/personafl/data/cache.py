@@ -1,0 +1,137 @@
+"""The cache folder: downloaded files, and arrays that were prepared once and are memory-mapped from then on.
+
+The folder may be deleted at any time; what is needed is made again.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+log = logging.getLogger("personafl")
+
+VARIABLE = "PERSONAFL_CACHE"
+"""The environment variable with the cache folder, where the usual one of the operating system is not wanted."""
+
+Arrays = dict[str, NDArray[Any]]
+
+_CONTENTS = "contents.json"
+_ABANDONED = 24 * 3600  # seconds after which a draft belongs to a process that was killed
+
+
+def cache_dir() -> Path:
+    """The cache folder; it need not be there yet."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("personafl"))
+
+
+def prepared(
+    name: str, inputs: Sequence[Path], settings: Mapping[str, Any], make: Callable[[], Mapping[str, NDArray[Any]]]
+) -> Arrays:
+    """Arrays that are made once and memory-mapped, read-only, from then on.
+
+    Two processes that prepare the same arrays at once do no harm. An entry that is damaged is made again. A cache that
+    is full or cannot be written only costs time.
+
+    Parameters
+    ----------
+    name : str
+        The beginning of the entry's name, such as that of the data source.
+    inputs : sequence of paths
+        The files that the arrays are made of: with another path, size or time of change, arrays are made anew.
+    settings : mapping
+        What else the arrays follow from, in terms of JSON; with a number "version", to be raised when `make` changes.
+    make : callable
+        Gives the arrays by their names.
+
+    Examples
+    --------
+    >>> squares = prepared("squares", [], {"version": 1, "n": 3}, lambda: {"x": np.arange(3) ** 2})
+    >>> squares["x"].tolist(), squares["x"].flags.writeable
+    ([0, 1, 4], False)
+    """
+    folder = cache_dir() / "prepared" / f"{name}-{_digest(inputs, settings)}"
+    found = _load(folder)
+    if found is not None:
+        return found
+    made = make()
+    try:
+        _store(folder, made)
+    except OSError as error:
+        log.info("data %s is not kept in the cache: %s", name, error)
+    found = _load(folder)
+    return {what: _read_only(array) for what, array in made.items()} if found is None else found
+
+
+def sweep(drafts: Sequence[Path]) -> None:
+    """Remove the unfinished files and folders that killed processes left behind."""
+    for draft in drafts:
+        try:
+            if time.time() - draft.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+        except OSError:
+            pass  # another process was faster, or it is not ours to remove
+
+
+def _digest(inputs: Sequence[Path], settings: Mapping[str, Any]) -> str:
+    files = [[str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns] for file in inputs]
+    return sha256(json.dumps([files, dict(settings)], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _load(folder: Path) -> Arrays | None:
+    """The arrays of an entry, or None where it is not there or not as it was stored."""
+    try:
+        contents = json.loads((folder / _CONTENTS).read_text("utf-8"))
+        loaded = {}
+        for what, stored in contents.items():
+            file = folder / f"{what}.npy"
+            if stored != _state(file):
+                return None
+            loaded[what] = _read_only(np.load(file, mmap_mode="r", allow_pickle=False))
+        return loaded
+    except (OSError, ValueError, EOFError, TypeError, AttributeError):
+        return None
+
+
+def _store(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an entry beside its place, then rename it: it is there whole or not at all."""
+    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
+    sweep(list(folder.parent.glob(".*.draft")))
+    try:
+        draft.mkdir(parents=True)
+        for what, array in arrays.items():
+            with open(draft / f"{what}.npy", "wb") as file:
+                np.save(file, array, allow_pickle=False)
+                # The name must not reach the disk before the content does, or a power cut leaves arrays of zeros.
+                os.fsync(file.fileno())
+        (draft / _CONTENTS).write_text(json.dumps({what: _state(draft / f"{what}.npy") for what in arrays}), "utf-8")
+        if folder.exists() and _load(folder) is None:
+            folder.rename(aside := draft.with_suffix(".damaged.draft"))
+            shutil.rmtree(aside, ignore_errors=True)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _state(file: Path) -> list[int]:
+    """What changes when a file is cut or written to."""
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
