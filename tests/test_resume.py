@@ -232,7 +232,7 @@ def test_other_algorithms_survive_too(worker, algorithm, tmp_path):
     if algorithm == "scaffold":  # refuses momentum
         settings["local"] = {**SETTINGS["local"], "momentum": 0.0}
     _, operations = worker.run(settings, tmp_path / "whole")
-    for share in (0.4, 0.8):
+    for share in (0.4, 0.5):  # what is left after the first is short
         assert worker.run(settings, tmp_path / "run", operation=int(share * len(operations)))[0] == -signal.SIGKILL
     assert worker.run(settings, tmp_path / "run")[0] == 0
     assert_same(tmp_path / "run", files(tmp_path / "whole"))

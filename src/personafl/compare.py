@@ -149,9 +149,9 @@ def plan(
         tables, (*names, *added), tuple(range(first, first + seeds)), tuple(overrides),
         _grids(tune, names, added), tune_seeds, added,
     )  # fmt: skip
-    configs = [made.job(m, first, point).config for m in made.methods for point in made.points(m)]
-    if configs[0].model is None:
-        raise ConfigError(f"data {configs[0].data.name!r} has no default model: add a [model] table")
+    for m in made.methods:
+        for point in made.points(m):
+            made.job(m, first, point)  # raises what is wrong with its settings
     return made
 
 
