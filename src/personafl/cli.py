@@ -20,6 +20,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
+from personafl.commands.compare import compare
+from personafl.commands.console import DataDir
+from personafl.commands.export import export
+from personafl.commands.partition import partition
 from personafl.version import __version__
 
 app = typer.Typer(
@@ -50,6 +54,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder after its last checkpoint.")
     ] = False,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Train what a config describes.
@@ -72,6 +77,7 @@ def run(
     except KeyboardInterrupt as stop:
         how = "Stopped" if isinstance(stop, Interrupted) else "Stopped at once; the last checkpoint is kept"
         settings_again = [word for part in set_ or [] for word in ("-s", part)]
+        settings_again += ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join(["personafl", "run", str(config), *settings_again, "--out", str(folder), "--resume"])
         err.print(f"{how}. Continue with: {again}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
@@ -237,6 +243,8 @@ def list_(
     shown = list(rows[0])
     if what == "algorithms":  # the rest is in --json and in docs/algorithms.md
         shown = ["name", "up", "down", "client_keeps", "personalized_model"]
+    if what == "partitions":
+        shown = ["name", "about", "paper"]
     table = Table(title=what, title_justify="left")
     for column in shown:
         table.add_column(column.replace("_", " "), no_wrap=column == "name", overflow="fold")
@@ -254,6 +262,7 @@ def reproduce(
         Path | None,
         typer.Option("--out", help="A new folder. Default: runs/<table>-<seed>, or …-quick.", readable=False),
     ] = None,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Run a study of a paper again, with its tables and figures.
@@ -293,6 +302,11 @@ def bench(
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+app.command()(compare)
+app.command()(export)
+app.command()(partition)
 
 
 def main() -> None:
@@ -341,6 +355,8 @@ def _describe(name: str, kind: Any) -> dict[str, Any]:
             "up": kind.traffic[0], "down": kind.traffic[1], "client_keeps": kind.keeps,
             "personalized_model": kind.personalized, "newcomer": kind.newcomer, "paper": kind.paper,
         }  # fmt: skip
+    elif hasattr(kind, "paper"):  # a partition; its splits are the paper's, or else the data's
+        row |= {"paper": kind.paper, "splits": getattr(kind, "splits", None)}
     return row
 
 

@@ -5,9 +5,10 @@ are looked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -15,15 +16,22 @@ from personafl.data.partition import (
     PARTITIONS,
     Assignment,
     Dirichlet,
+    Ds1,
+    Ds2,
+    Ds3,
+    Ds4,
     Iid,
     Lognormal,
+    Natural,
     Partition,
     Pathological,
+    PFedMeUsers,
     PowerLaw,
     Practical,
 )
 from personafl.errors import ConfigError
 from personafl.federation import DEFAULT_SPLITS, Federation
+from personafl.splits import natural_clients
 
 Structure = Literal["pool", "natural", "own"]
 
@@ -48,6 +56,8 @@ class Samples:
         Known truth for each client, first dimension M, in the natural order of the client ids.
     notes : tuple of str
         What the source had to bend, for people to read.
+    tables : dict of arrays
+        Constants that all clients share and that a model may use, such as word vectors.
     """
 
     x: NDArray[Any]
@@ -58,6 +68,7 @@ class Samples:
     bounds: NDArray[Any] | None = None
     truth: dict[str, NDArray[Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -78,19 +89,37 @@ class Source(Protocol):
     def load(self, seed: int) -> Samples: ...
 
 
+@runtime_checkable
+class Owned(Protocol):
+    """A source that is a pool, and yet knows whose its samples are when the partition `natural` asks."""
+
+    def owners(self, samples: int) -> NDArray[Any]: ...
+
+
 # The sources import Samples from this module, so they come after it.
+from personafl.data.sources.cifar10 import Cifar10  # noqa: E402
+from personafl.data.sources.cifar100 import Cifar100  # noqa: E402
 from personafl.data.sources.digits import Digits  # noqa: E402
+from personafl.data.sources.emnist import Emnist  # noqa: E402
+from personafl.data.sources.files import Files  # noqa: E402
 from personafl.data.sources.fmnist import Fmnist  # noqa: E402
 from personafl.data.sources.gaussian import Gaussian  # noqa: E402
 from personafl.data.sources.letters import Letters  # noqa: E402
 from personafl.data.sources.mnist import Mnist  # noqa: E402
+from personafl.data.sources.sent140 import Sent140  # noqa: E402
 from personafl.data.sources.synthetic import Synthetic  # noqa: E402
+from personafl.data.sources.wakeword import Wakeword  # noqa: E402
 
-SOURCES: dict[str, type] = {kind.name: kind for kind in (Digits, Gaussian, Synthetic, Mnist, Fmnist, Letters)}
+SOURCES: dict[str, type] = {
+    kind.name: kind
+    for kind in (
+        Digits, Gaussian, Synthetic, Mnist, Fmnist, Emnist, Letters, Cifar10, Cifar100, Sent140, Wakeword, Files,
+    )
+}  # fmt: skip
 
 
 def build(
-    source: Source, partition: Partition | None = None, splits: Sequence[float] | None = None, seed: int = 0
+    source: Source | Files, partition: Partition | None = None, splits: Sequence[float] | None = None, seed: int = 0
 ) -> Federation:
     """Make a federation of a source and, where the source needs one, a partition.
 
@@ -100,9 +129,9 @@ def build(
         Such as `Digits()` or `Gaussian(clients=50)`.
     partition : Partition, optional
         Needed for a pool of samples, refused by a source that comes with its own clients. Left out for a
-        source whose samples have natural owners, those are the clients.
+        source whose samples have natural owners, those are the clients, as with `Natural()`.
     splits : three floats, optional
-        Shares of train, validation and test; left out, the source's own.
+        Shares of train, validation and test; left out, those of the partition's paper, else the source's own.
     seed : int
         The samples of a synthetic source, the partition and the splits follow from it.
 
@@ -119,13 +148,26 @@ def build(
         raise ConfigError(
             f"data {source.name!r} comes with its own clients: leave out the partition {partition.name!r}"
         )
+    if isinstance(partition, Natural) and source.structure == "pool" and not isinstance(source, Owned):
+        known = ", ".join(
+            name
+            for name, kind in SOURCES.items()
+            if hasattr(kind, "owners") or getattr(kind, "structure", None) == "natural"
+        )
+        raise ConfigError(
+            f"data {source.name!r} does not know whose its samples are, so it has no partition 'natural'; known to "
+            f"have owners: {known}"
+        )
     if source.splits is None and splits is not None:
         raise ConfigError(f"data {source.name!r} decides train and test itself: leave out the splits")
+    if isinstance(source, Files):  # what is in the files decides what they are
+        return source.federation(partition, splits, seed)
     samples = source.load(seed)
+    tables = {what: _tensor(table) for what, table in samples.tables.items()}
     if samples.bounds is not None and samples.clients is not None:
         return Federation(
-            x=torch.from_numpy(samples.x),
-            y=torch.from_numpy(samples.y),
+            x=_tensor(samples.x),
+            y=_tensor(samples.y),
             bounds=samples.bounds,
             ids=tuple(map(str, samples.clients)),
             groups=None if samples.groups is None else tuple(map(str, samples.groups)),
@@ -133,7 +175,11 @@ def build(
             name=source.name,
             truth=samples.truth,
             notes=samples.notes,
+            tables=tables,
         )
+    shares = splits or getattr(partition, "splits", None) or source.splits or DEFAULT_SPLITS
+    if isinstance(partition, Natural):
+        samples, partition = _of_owners(source, samples, partition), None
     natural = partition is None
     return Federation.from_arrays(
         samples.x,
@@ -141,34 +187,74 @@ def build(
         partition=partition,
         clients=samples.clients if natural else None,
         groups=samples.groups if natural else None,
-        splits=splits or source.splits or DEFAULT_SPLITS,
+        splits=shares,
         seed=seed,
         classes=samples.classes,
         name=source.name,
         truth=samples.truth if natural else None,
         notes=samples.notes,
+        tables=tables,
     )
+
+
+def _of_owners(source: Source, samples: Samples, partition: Natural) -> Samples:
+    """The samples of the owners that the partition keeps."""
+    owners = samples.clients
+    if owners is None and isinstance(source, Owned):
+        owners = source.owners(len(samples.y))
+    assert owners is not None  # a source with a natural structure delivers its clients
+    kept, notes = partition.keep(owners)
+    samples = replace(samples, clients=owners, notes=(*samples.notes, *notes))
+    if kept.all():
+        return samples
+    stay = np.isin(natural_clients(owners, len(owners))[0], owners[kept].astype(str))
+    return replace(
+        samples,
+        x=samples.x[kept],
+        y=samples.y[kept],
+        clients=owners[kept],
+        groups=None if samples.groups is None else samples.groups[kept],
+        truth={what: value[stay] for what, value in samples.truth.items()},
+    )
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """The array itself where it may be written to, else a copy: torch knows no read-only memory."""
+    return torch.from_numpy(np.require(array, requirements="W"))
 
 
 __all__ = [
     "PARTITIONS",
     "SOURCES",
     "Assignment",
+    "Cifar10",
+    "Cifar100",
     "Digits",
     "Dirichlet",
+    "Ds1",
+    "Ds2",
+    "Ds3",
+    "Ds4",
+    "Emnist",
+    "Files",
     "Fmnist",
     "Gaussian",
     "Iid",
     "Letters",
     "Lognormal",
     "Mnist",
+    "Natural",
+    "Owned",
+    "PFedMeUsers",
     "Partition",
     "Pathological",
     "PowerLaw",
     "Practical",
     "Samples",
+    "Sent140",
     "Source",
     "Structure",
     "Synthetic",
+    "Wakeword",
     "build",
 ]

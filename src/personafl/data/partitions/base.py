@@ -10,6 +10,8 @@ from personafl.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
 
+MOST = 2**40  # times as many samples as fit into memory, it still fits into 64 bits
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -31,7 +33,11 @@ class Assignment:
 
 
 class Partition(Protocol):
-    """Anything that deals labelled samples to clients."""
+    """Anything that deals labelled samples to clients.
+
+    A partition of a paper may have two more class variables: `paper`, where it comes from, and `splits`, the shares of
+    train, validation and test that the paper uses. `build` and configs take these splits where they are given none.
+    """
 
     name: ClassVar[str]
 
@@ -68,27 +74,79 @@ def dealt(by_class: list[Indices], counts: Indices) -> list[Indices]:
 
 
 def consecutive(
-    partition: Partition, clients: int, classes_per_client: int, classes: NDArray[Any], samples: int
+    partition: Partition,
+    clients: int,
+    classes_per_client: int,
+    least: int,
+    classes: NDArray[Any],
+    by_class: list[Indices],
 ) -> Indices:
-    """The positions of the classes u, u+1, … of client u, (clients, classes_per_client), as FedProx gives them."""
-    check_classes_per_client(partition, classes_per_client, classes)
-    check_enough(partition, samples, clients * classes_per_client)
-    return np.add.outer(np.arange(clients), np.arange(classes_per_client)) % len(classes)
+    """The positions of the classes u, u+1, … of client u, (clients, classes_per_client), as FedProx gives them.
+
+    It is an error if there are not `least` samples of a class for each client that has it.
+    """
+    _check_classes_per_client(partition, clients, classes_per_client, classes, by_class)
+    chosen = np.add.outer(np.arange(clients), np.arange(classes_per_client)) % len(classes)
+    users = np.bincount(chosen.ravel(), minlength=len(classes))
+    check_supply(partition, classes, by_class, least * users, "use fewer clients or give each less")
+    return chosen
 
 
-def check_classes_per_client(partition: Partition, classes_per_client: int, classes: NDArray[Any]) -> None:
+def evenly_used(
+    partition: Partition,
+    clients: int,
+    classes_per_client: int,
+    classes: NDArray[Any],
+    by_class: list[Indices],
+    rng: np.random.Generator,
+) -> Indices:
+    """The positions of each client's classes, (clients, classes_per_client), at random, all classes used alike.
+
+    The numbers of uses differ by at most one between classes; where they differ, the larger classes are used more.
+    It is an error if a class has fewer samples than uses.
+    """
+    _check_classes_per_client(partition, clients, classes_per_client, classes, by_class)
+    uses = np.full(len(classes), clients * classes_per_client // len(classes))
+    more = clients * classes_per_client % len(classes)
+    largest_first = np.lexsort((rng.random(len(classes)), -sizes_of(by_class)))
+    uses[largest_first[:more]] += 1
+    check_supply(partition, classes, by_class, uses, "use fewer clients or fewer classes_per_client")
+    left = uses.astype(float)
+    chosen: Indices = np.zeros((clients, classes_per_client), np.int64)
+    for mine in chosen:
+        # Those with most uses left, ties at random: then no class is left with more uses than there are clients to
+        # come, and the deal never gets stuck.
+        mine[:] = np.argsort(-(left + rng.random(len(left))))[:classes_per_client]
+        left[mine] -= 1
+    return chosen
+
+
+def sizes_of(by_class: list[Indices]) -> Indices:
+    """How many samples each class has."""
+    return np.array([len(samples) for samples in by_class], np.int64)
+
+
+def left_out(samples: int, dealt: int, why: str) -> list[str]:
+    """The note that tells how many samples nobody gets, if there are any."""
+    return [f"{samples - dealt} of {samples} samples left out: {why}"] if dealt < samples else []
+
+
+def _check_classes_per_client(
+    partition: Partition, clients: int, classes_per_client: int, classes: NDArray[Any], by_class: list[Indices]
+) -> None:
     if classes_per_client > len(classes):
         raise ConfigError(
             f"partition {partition.name}: classes_per_client = {classes_per_client}, but the labels "
             f"hold {len(classes)} classes; use at most {len(classes)}"
         )
+    check_enough(partition, int(sizes_of(by_class).sum()), clients * classes_per_client)
 
 
 def check_supply(
     partition: Partition, classes: NDArray[Any], by_class: list[Indices], needed: Indices, advice: str
 ) -> None:
     """Every class must have as many samples as are needed of it."""
-    sizes = np.array([len(samples) for samples in by_class])
+    sizes = sizes_of(by_class)
     if (short := np.flatnonzero(sizes < needed)).size:
         worst = short[np.argmax((needed - sizes)[short])]
         raise DataError(
@@ -97,12 +155,21 @@ def check_supply(
         )
 
 
-def check_count(partition: Partition, setting: str, why: str) -> None:
-    value = getattr(partition, setting)
-    if not whole(value) or value < 1:
-        raise ConfigError(
-            f"partition {partition.name}: {setting} = {value!r} must be a whole number of at least 1: {why}"
-        )
+def check_counts(partition: Partition, *settings: str) -> None:
+    """These settings are whole numbers of at least 1."""
+    reasons = {
+        "clients": "somebody has to train",
+        "classes_per_client": "a client needs samples of some class",
+    }
+    for setting in settings:
+        value = getattr(partition, setting)
+        if not whole(value) or value < 1:
+            why = reasons.get(setting, "a client without samples cannot train")
+            raise ConfigError(
+                f"partition {partition.name}: {setting} = {value!r} must be a whole number of at least 1: {why}"
+            )
+        if value > MOST:
+            raise ConfigError(f"partition {partition.name}: {setting} = {value} is more than any data has samples")
 
 
 def check_sigma(partition: Partition, sigma: float) -> None:

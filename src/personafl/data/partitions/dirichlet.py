@@ -6,7 +6,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import Assignment, Indices, check_count, check_enough, shuffled_by_class
+from personafl.data.partitions.base import (
+    Assignment,
+    Indices,
+    Partition,
+    check_counts,
+    check_enough,
+    shuffled_by_class,
+    sizes_of,
+)
 from personafl.errors import ConfigError
 
 
@@ -37,47 +45,25 @@ class Dirichlet:
     """
 
     name: ClassVar[str] = "dirichlet"
+    paper: ClassVar[str] = "Hsu et al. 2019"
     clients: int = 10
     alpha: float = 0.5
     min_samples: int = 1
 
     def __post_init__(self) -> None:
-        check_count(self, "clients", "somebody has to train")
-        check_count(self, "min_samples", "a client without samples cannot train")
-        if not 1e-100 <= self.alpha <= 1e100:
-            raise ConfigError(
-                f"partition dirichlet: alpha = {self.alpha} must be positive (1e-100 to 1e100): the "
-                f"smaller, the more the clients differ"
-            )
+        check_counts(self, "clients", "min_samples")
+        check_alpha(self, self.alpha)
 
     def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
         check_enough(self, len(labels), self.clients * self.min_samples)
         classes, by_class = shuffled_by_class(self, labels, rng)
-        shares = self._shares(len(classes), rng)
-        edges = np.cumsum(shares, axis=1)
-        edges[:, -1] = 1.0  # the sum of the shares, without its rounding error
-        totals = np.array([[len(samples)] for samples in by_class])
-        # One random offset a class makes the rounding exact in total and unbiased for each client.
-        cuts = np.floor(edges * totals + rng.random((len(classes), 1))).astype(np.int64)
-        counts = np.diff(cuts, axis=1, prepend=0)
+        counts = dirichlet_counts(self.alpha, self.clients, sizes_of(by_class), rng)
         owner = np.repeat(np.tile(np.arange(self.clients), len(classes)), counts.ravel())
         samples = np.concatenate(by_class)
         notes = self._fill_up(owner, rng)
         order = np.argsort(owner, kind="stable")
         ends = np.cumsum(np.bincount(owner, minlength=self.clients))
         return Assignment(np.split(samples[order], ends[:-1]), notes=notes)
-
-    def _shares(self, classes: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Dirichlet draws, one row a class, by way of the logarithms of gamma draws.
-
-        Gamma(a) is Gamma(a + 1) · U^(1/a), which underflows to 0 for small a, and 0/0 is how other samplers
-        come to return NaN; its logarithm does not underflow.
-        """
-        shape = (classes, self.clients)
-        uniform = 1.0 - rng.random(shape)  # in (0, 1]: its logarithm is finite
-        log_gamma = np.log(rng.standard_gamma(self.alpha + 1.0, shape)) + np.log(uniform) / self.alpha
-        weights = np.exp(log_gamma - log_gamma.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
     def _fill_up(self, owner: Indices, rng: np.random.Generator) -> list[str]:
         """Change the owner of some samples, in place, so that nobody has fewer than `min_samples`."""
@@ -99,6 +85,37 @@ class Dirichlet:
             f"moved {need} samples from the largest clients to clients with fewer than {self.min_samples}: "
             f"{names}{more}"
         ]
+
+
+def dirichlet_counts(alpha: float, clients: int, sizes: Indices, rng: np.random.Generator) -> Indices:
+    """How many samples of each class each client gets, (classes, clients), when classes of these sizes are divided."""
+    shares = _shares(alpha, len(sizes), clients, rng)
+    edges = np.cumsum(shares, axis=1)
+    edges[:, -1] = 1.0  # the sum of the shares, without its rounding error
+    # One random offset a class makes the rounding exact in total and unbiased for each client.
+    cuts = np.floor(edges * sizes[:, None] + rng.random((len(sizes), 1))).astype(np.int64)
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def check_alpha(partition: Partition, alpha: float) -> None:
+    if not 1e-100 <= alpha <= 1e100:
+        raise ConfigError(
+            f"partition {partition.name}: alpha = {alpha} must be positive (1e-100 to 1e100): the "
+            f"smaller, the more the clients differ"
+        )
+
+
+def _shares(alpha: float, classes: int, clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Dirichlet draws, one row a class, by way of the logarithms of gamma draws.
+
+    Gamma(a) is Gamma(a + 1) · U^(1/a), which underflows to 0 for small a, and 0/0 is how other samplers
+    come to return NaN; its logarithm does not underflow.
+    """
+    shape = (classes, clients)
+    uniform = 1.0 - rng.random(shape)  # in (0, 1]: its logarithm is finite
+    log_gamma = np.log(rng.standard_gamma(alpha + 1.0, shape)) + np.log(uniform) / alpha
+    weights = np.exp(log_gamma - log_gamma.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _skim(sizes: Indices, need: int) -> Indices:

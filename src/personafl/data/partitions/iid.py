@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import Assignment, check_count, check_enough
+from personafl.data.partitions.base import Assignment, check_counts, check_enough
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,11 @@ class Iid:
     """
 
     name: ClassVar[str] = "iid"
+    paper: ClassVar[str] = "McMahan et al. 2017; FedAMP's IID setting"
     clients: int = 10
 
     def __post_init__(self) -> None:
-        check_count(self, "clients", "somebody has to train")
+        check_counts(self, "clients")
 
     def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
         check_enough(self, len(labels), self.clients)

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from personafl.data.partitions.base import (
     Assignment,
     Indices,
-    check_count,
+    check_counts,
     check_sigma,
-    check_supply,
     consecutive,
     dealt,
     shuffled_by_class,
@@ -48,6 +47,7 @@ class Lognormal:
     """
 
     name: ClassVar[str] = "lognormal"
+    paper: ClassVar[str] = "FedProx's FEMNIST (Li et al. 2020)"
     clients: int = 200
     classes_per_client: int = 5
     mean: float = 4.0
@@ -55,26 +55,22 @@ class Lognormal:
     least: int = 5
 
     def __post_init__(self) -> None:
-        check_count(self, "clients", "somebody has to train")
-        check_count(self, "classes_per_client", "a client needs samples of some class")
-        check_count(self, "least", "a client without samples cannot train")
+        check_counts(self, "clients", "classes_per_client", "least")
         check_sigma(self, self.sigma)
         if not -1e6 <= self.mean <= 1e6:
             raise ConfigError(
-                f"partition lognormal: mean = {self.mean} must be in -1e6 to 1e6: it is the mean of the "
+                f"partition {self.name}: mean = {self.mean} must be in -1e6 to 1e6: it is the mean of the "
                 f"logarithm of a client's size"
             )
         if self.least < self.classes_per_client:
             raise ConfigError(
-                f"partition lognormal: least = {self.least} must not be below classes_per_client = "
+                f"partition {self.name}: least = {self.least} must not be below classes_per_client = "
                 f"{self.classes_per_client}: a client has a sample of each of its classes"
             )
 
     def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
         classes, by_class = shuffled_by_class(self, labels, rng)
-        chosen = consecutive(self, self.clients, self.classes_per_client, classes, len(labels))
-        users = np.bincount(chosen.ravel(), minlength=len(classes))
-        check_supply(self, classes, by_class, users, "use fewer clients or fewer classes_per_client")
+        chosen = consecutive(self, self.clients, self.classes_per_client, 1, classes, by_class)
         # Nobody can have more than there is, and a cap keeps the numbers small enough to count with.
         logs = self.mean + self.sigma * rng.standard_normal(self.clients)
         sizes = np.exp(np.minimum(logs, np.log(len(labels)))).astype(np.int64) + self.least

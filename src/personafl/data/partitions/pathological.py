@@ -6,8 +6,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import Assignment, Indices, check_classes_per_client, check_count, shuffled_by_class
-from personafl.errors import DataError
+from personafl.data.partitions.base import (
+    Assignment,
+    check_counts,
+    evenly_used,
+    shuffled_by_class,
+    sizes_of,
+)
 
 
 @dataclass(frozen=True)
@@ -33,50 +38,22 @@ class Pathological:
     """
 
     name: ClassVar[str] = "pathological"
+    paper: ClassVar[str] = "McMahan et al. 2017; FedAMP's pathological setting"
     clients: int = 10
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        check_count(self, "clients", "somebody has to train")
-        check_count(self, "classes_per_client", "a client needs samples of some class")
+        check_counts(self, "clients", "classes_per_client")
 
     def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
         classes, by_class = shuffled_by_class(self, labels, rng)
-        check_classes_per_client(self, self.classes_per_client, classes)
-        sizes = np.array([len(samples) for samples in by_class])
-        uses = self._uses(sizes, rng)
-        if (short := np.flatnonzero(sizes < uses)).size:
-            worst = short[np.argmin(sizes[short])]
-            raise DataError(
-                f"partition pathological: class {classes[worst]} has {sizes[worst]} samples and "
-                f"{uses[worst]} clients need some of it; use fewer clients or fewer classes_per_client"
-            )
+        chosen = evenly_used(self, self.clients, self.classes_per_client, classes, by_class, rng)
+        uses = np.bincount(chosen.ravel(), minlength=len(classes))
         shards = [iter(np.array_split(by_class[c], max(uses[c], 1))) for c in range(len(classes))]
-        parts = [np.concatenate([next(shards[c]) for c in chosen]) for chosen in self._deal(uses, rng)]
+        parts = [np.concatenate([next(shards[c]) for c in mine]) for mine in chosen]
         unused = np.flatnonzero(uses == 0)
         notes = []
         if unused.size:
             names = ", ".join(str(classes[c]) for c in unused)
-            notes.append(f"no client uses class {names}: {sizes[unused].sum()} samples left out")
+            notes.append(f"no client uses class {names}: {sizes_of(by_class)[unused].sum()} samples left out")
         return Assignment(parts, notes=notes)
-
-    def _uses(self, sizes: Indices, rng: np.random.Generator) -> Indices:
-        """How many clients use each class."""
-        uses = np.full(len(sizes), self.clients * self.classes_per_client // len(sizes))
-        more = self.clients * self.classes_per_client % len(sizes)
-        largest_first = np.lexsort((rng.random(len(sizes)), -sizes))
-        uses[largest_first[:more]] += 1
-        return uses
-
-    def _deal(self, uses: Indices, rng: np.random.Generator) -> list[Indices]:
-        """The classes of each client: always those with most uses left, ties at random.
-
-        No class is left with more uses than there are clients to come, so the deal never gets stuck.
-        """
-        left = uses.astype(float)
-        chosen = []
-        for _ in range(self.clients):
-            classes = np.argsort(-(left + rng.random(len(left))))[: self.classes_per_client]
-            left[classes] -= 1
-            chosen.append(classes)
-        return chosen

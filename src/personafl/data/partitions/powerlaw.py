@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from personafl.data.partitions.base import (
     Assignment,
     Indices,
-    check_count,
+    check_counts,
     check_sigma,
-    check_supply,
     consecutive,
     dealt,
+    left_out,
     shuffled_by_class,
+    sizes_of,
 )
 
 
@@ -46,33 +47,28 @@ class PowerLaw:
     """
 
     name: ClassVar[str] = "powerlaw"
+    paper: ClassVar[str] = "FedProx's MNIST (Li et al. 2020)"
     clients: int = 1000
     classes_per_client: int = 2
     least: int = 5
     sigma: float = 2.0
 
     def __post_init__(self) -> None:
-        check_count(self, "clients", "somebody has to train")
-        check_count(self, "classes_per_client", "a client needs samples of some class")
-        check_count(self, "least", "a client has samples of each of its classes")
+        check_counts(self, "clients", "classes_per_client", "least")
         check_sigma(self, self.sigma)
 
     def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
         classes, by_class = shuffled_by_class(self, labels, rng)
-        chosen = consecutive(self, self.clients, self.classes_per_client, classes, len(labels))
-        users = np.bincount(chosen.ravel(), minlength=len(classes))
-        check_supply(self, classes, by_class, self.least * users, "use fewer clients or a smaller least")
-        left = np.array([len(samples) for samples in by_class]) - self.least * users
+        chosen = consecutive(self, self.clients, self.classes_per_client, self.least, classes, by_class)
+        left = sizes_of(by_class) - self.least * np.bincount(chosen.ravel(), minlength=len(classes))
         counts: Indices = np.zeros((self.clients, len(classes)), np.int64)
         logs = self.sigma * rng.standard_normal(chosen.shape)
         for c in range(len(classes)):
             mine = chosen == c
-            if users[c]:
+            if mine.any():
                 counts[mine.any(axis=1), c] = self.least + np.floor(left[c] * _shares(logs[mine])).astype(np.int64)
-        parts = dealt(by_class, counts)
-        unused = len(labels) - int(counts.sum())
-        notes = [f"{unused} of {len(labels)} samples left out: shares are rounded down"] if unused else []
-        return Assignment(parts, notes=notes)
+        notes = left_out(len(labels), int(counts.sum()), "shares are rounded down")
+        return Assignment(dealt(by_class, counts), notes=notes)
 
 
 def _shares(logs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from personafl.data.partitions.base import (
     check_enough,
     check_supply,
     dealt,
+    left_out,
     shuffled_by_class,
     whole,
 )
@@ -28,11 +29,31 @@ class Preset:
     samples: tuple[int, ...]
 
 
+# The classes of CIFAR-100 (its fine labels, which are in alphabetical order), a superclass a row.
+CIFAR100_ANIMALS = (
+    (4, 30, 55, 72, 95), (1, 32, 67, 73, 91),  # aquatic mammals, fish
+    (6, 7, 14, 18, 24), (3, 42, 43, 88, 97), (15, 19, 21, 31, 38),  # insects, large carnivores, large herbivores
+    (34, 63, 64, 66, 75), (26, 45, 77, 79, 99), (2, 11, 35, 46, 98),  # medium mammals, invertebrates, people
+    (27, 29, 44, 78, 93), (36, 50, 65, 74, 80),  # reptiles, small mammals
+)  # fmt: skip
+CIFAR100_THINGS = (
+    (9, 10, 16, 28, 61), (22, 39, 40, 86, 87), (5, 20, 25, 84, 94),  # food containers, electrical devices, furniture
+    (12, 17, 37, 68, 76), (8, 13, 48, 58, 90), (41, 69, 81, 85, 89),  # buildings and roads, vehicles 1, vehicles 2
+)  # fmt: skip
+CIFAR100_PLANTS = (
+    (54, 62, 70, 82, 92), (0, 51, 53, 57, 83), (23, 33, 49, 60, 71), (47, 52, 56, 59, 96),
+)  # fmt: skip  # flowers, fruit and vegetables, natural scenes, trees
+
 PRESETS = {
-    # Ours, because the paper does not publish its groups: digits drawn alike, and clothes worn alike. The sizes
-    # follow the paper's EMNIST, and fit into a pool of 70,000.
+    # Ours, because the paper does not publish its groups: digits drawn alike, clothes worn alike, superclasses of a
+    # kind. The sizes follow the paper's EMNIST, and fit into the pools of 70,000 and 60,000.
     "mnist": Preset({"loops": (0, 6, 8, 9), "strokes": (1, 4, 7), "curves": (2, 3, 5)}, (20, 20, 20), (1000, 700, 400)),
     "fmnist": Preset({"tops": (0, 2, 4, 6), "shoes": (5, 7, 9), "other": (1, 3, 8)}, (20, 20, 20), (1000, 700, 400)),
+    "cifar100": Preset(
+        {"animals": sum(CIFAR100_ANIMALS, ()), "things": sum(CIFAR100_THINGS, ()), "plants": sum(CIFAR100_PLANTS, ())},
+        (20, 20, 20),
+        (1000, 700, 400),
+    ),
     # The paper's, for the 62 classes of EMNIST by class.
     "emnist": Preset(
         {"digits": tuple(range(10)), "upper": tuple(range(10, 36)), "lower": tuple(range(36, 62))},
@@ -51,9 +72,10 @@ class Practical:
     paper's 100 test samples a client are not part of the partition.
 
     Presets: "emnist" is the paper's (62 clients: 10 with mostly digits and 1,000 samples, 26 with upper case and
-    700, 26 with lower case and 400). "mnist" and "fmnist" are ours, three groups of 20 clients with 1,000, 700 and
-    400 samples: 0 6 8 9, 1 4 7 and 2 3 5 for MNIST; tops (T-shirt, pullover, coat, shirt), shoes (sandal, sneaker,
-    ankle boot) and other (trouser, dress, bag) for Fashion-MNIST.
+    700, 26 with lower case and 400). "mnist", "fmnist" and "cifar100" are ours, three groups of 20 clients with 1,000,
+    700 and 400 samples: 0 6 8 9, 1 4 7 and 2 3 5 for MNIST; tops (T-shirt, pullover, coat, shirt), shoes (sandal,
+    sneaker, ankle boot) and other (trouser, dress, bag) for Fashion-MNIST; animals and people (10 superclasses), things
+    (6), plants and natural scenes (4) for CIFAR-100, where every client has all 100 classes.
 
     Parameters
     ----------
@@ -76,6 +98,9 @@ class Practical:
     """
 
     name: ClassVar[str] = "practical"
+    paper: ClassVar[str] = (
+        "FedAMP's practical setting (Huang et al. 2021); groups: emnist theirs; mnist, fmnist, cifar100 ours"
+    )
     groups: str | tuple[tuple[int, ...], ...] = "mnist"
     clients: tuple[int, ...] = ()
     samples: tuple[int, ...] = ()
@@ -140,8 +165,7 @@ class Practical:
                 names.append(group)
         counts: Indices = np.stack(rows)
         check_supply(self, classes, by_class, counts.sum(axis=0), "use fewer clients or fewer samples a client")
-        unused = len(labels) - int(counts.sum())
-        notes = [f"{unused} of {len(labels)} samples left out: the groups do not ask for more"] if unused else []
+        notes = left_out(len(labels), int(counts.sum()), "the groups do not ask for more")
         return Assignment(dealt(by_class, counts), groups=names, notes=notes)
 
 
