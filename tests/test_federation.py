@@ -1,5 +1,6 @@
 """Facts about a federation: what it stores, how it splits, what it refuses, and what survives saving."""
 
+import io
 import json
 import os
 import pickle
@@ -349,6 +350,14 @@ ONE = ([[1.0, 2.0]], [0])
         (lambda: small(x=torch.zeros(6, 3, dtype=torch.float64)), "x is torch.float64"),
         (lambda: small(y=torch.tensor([0, 1])), "x has 6 samples and y has 2"),
         (lambda: small(groups=("g",)), "1 groups for 2 clients"),
+        (lambda: small(labels=("a", "b")), r"labels outside 0..1 in 2 clients"),
+        (lambda: small(labels=("a", "b"), classes=3), "2 labels for 3 classes; give the name of each class"),
+        (lambda: small(labels=("a", "b", "b")), "labels must be the names of the classes, each another string"),
+        (lambda: small(labels=("a", "b", 3)), "labels must be the names of the classes"),
+        (
+            lambda: small(y=torch.ones(6), labels=("a",)),
+            "labels are the names of classes, and y are targets of a regression",
+        ),
         (lambda: small(truth={"theta": np.zeros(3)}), "truth 'theta' must be numbers with first dimension 2"),
         (lambda: small(truth={"../theta": np.zeros(2)}), "must be named like a variable"),
         (
@@ -406,7 +415,7 @@ def test_pickled_objects_are_refused_and_execute_nothing(tmp_path):
     clients = tmp_path / "clients"
     clients.mkdir()
     np.savez(clients / "eve.npz", x=trap, y=[0])
-    with pytest.raises(DataError, match=r"cannot read .*eve.npz"):
+    with pytest.raises(DataError, match=r"eve.npz: x holds object values, expected booleans or .*integers or .*floats"):
         Federation.from_folder(clients)
     (clients / "eve.npz").write_bytes(pickle.dumps(Trap(sprung)))
     with pytest.raises(DataError, match=r"cannot read .*eve.npz"):
@@ -442,7 +451,7 @@ def test_a_client_file_with_other_arrays_is_named(tmp_path, arrays, said):
 
 def test_a_group_that_is_not_one_string_is_named(tmp_path):
     np.savez(tmp_path / "bob.npz", x=[[1.0]], y=[0], group=["g", "h"])
-    with pytest.raises(DataError, match=r"bob.npz: group must be one string, not <U1 of shape \(2,\)"):
+    with pytest.raises(DataError, match=r"bob.npz: group has shape \(2,\), expected \(\)"):
         Federation.from_folder(tmp_path)
     np.savez(tmp_path / "bob.npz", x=[[1.0]], y=[0], group="g")
     np.savez(tmp_path / "ann.npz", x=[[1.0]], y=[0])
@@ -483,6 +492,20 @@ def test_what_is_saved_comes_back(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["fed"]
 
 
+def test_names_of_classes_come_back_and_change_no_fingerprint(tmp_path):
+    fed = small(labels=("ant", "bee", "cat"))
+    fed.save(tmp_path / "fed")
+    assert Federation.load(tmp_path / "fed", verify=True).labels == ("ant", "bee", "cat")
+    assert fed.fingerprint == small().fingerprint and small(labels=tuple("abcd")).classes == 4
+    described = json.loads((tmp_path / "fed" / "federation.json").read_text())
+    rewrite(tmp_path / "fed", labels=["ant", "cat", "bee"])
+    with pytest.raises(DataError, match="is damaged: its content is not what was saved"):
+        Federation.load(tmp_path / "fed")
+    small().save(tmp_path / "without")
+    assert "labels" in described and "labels" not in json.loads((tmp_path / "without" / "federation.json").read_text())
+    assert Federation.load(tmp_path / "without").labels is None
+
+
 @pytest.mark.parametrize("y", [np.linspace(0, 1, 4), np.ones((4, 2)), np.array([0, 1, 0, 1])])
 @pytest.mark.parametrize("x", [np.ones((4, 1)), np.ones((4, 1, 2, 3), np.uint8), np.ones((4, 5), np.int64), np.ones(4)])
 def test_every_kind_of_data_comes_back(tmp_path, x, y):
@@ -511,6 +534,13 @@ def test_saving_never_overwrites_and_leaves_nothing_behind_when_it_fails(tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["fed", "file"] and os.listdir(tmp_path / "fed") == []
 
 
+def huge(shape):
+    """A .npy file whose header promises this shape."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<i8", "fortran_order": False, "shape": shape})
+    return buffer.getvalue() + bytes(99)
+
+
 def rewrite(folder, **changes):
     described = json.loads((folder / "federation.json").read_text())
     (folder / "federation.json").write_text(json.dumps(described | changes))
@@ -531,6 +561,16 @@ def rewrite(folder, **changes):
         (lambda f: rewrite(f, classes="many"), "is damaged"),
         (lambda f: rewrite(f, truth=["../../secret"]), "is damaged: truth names"),
         (lambda f: rewrite(f, truth=7), "is damaged"),
+        (lambda f: rewrite(f, labels=7), "is damaged"),
+        (lambda f: rewrite(f, labels=["a"]), "is damaged: 1 label for 7 classes"),
+        (lambda f: (f / "federation.json").write_text("[" * 100_000), "is damaged: cannot read federation.json"),
+        (
+            lambda f: (f / "x.npy").write_bytes((f / "x.npy").read_bytes().replace(b"(6, 3)", b"((6, 3")),
+            "is damaged: cannot read x.npy",
+        ),
+        (lambda f: (f / "y.npy").write_bytes(huge((10**13,))), "is damaged: cannot read y.npy"),
+        (lambda f: (f / "bounds.npy").write_bytes(huge((10**30, 4))), "is damaged: cannot read bounds.npy"),
+        (lambda f: (f / "truth" / "theta.npy").write_bytes(huge((-5,))), "is damaged: cannot read theta.npy"),
         (lambda f: (f / "x.npy").unlink(), "is damaged: cannot read x.npy"),
         (
             lambda f: (f / "x.npy").write_bytes((f / "x.npy").read_bytes()[:-4]),
@@ -563,3 +603,85 @@ def test_changed_features_are_found_when_asked(tmp_path):
         Federation.load(tmp_path / "fed", verify=True)
     with pytest.raises(DataError, match="is not a saved federation"):
         Federation.load(tmp_path / "nowhere")
+
+
+# --- tables
+
+
+def texts(**changes):
+    """Two clients whose x are numbers of three words."""
+    tables = {"embedding": torch.eye(3), "vocabulary": torch.tensor([97, 98], dtype=torch.uint8)}
+    return small(**({"x": torch.tensor([[0, 1], [2, 0], [1, 1]] * 2), "tables": tables} | changes))
+
+
+def test_tables_count_for_the_fingerprint_where_there_are_any():
+    # The value from before there were tables: old runs must remain resumable.
+    without = Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1]), "bob": ([[2.0], [3.0]], [1, 1])})
+    assert without.fingerprint == "08dcbaa1cb5d0daf5f50b1a5c535bf82ed90088f3aa4237af77e3a522ceb3fdb"
+    tables = texts().tables
+    changes = [
+        {},
+        {"tables": {}},
+        {"tables": tables | {"embedding": 2 * torch.eye(3)}},
+        {"tables": {"embedding": tables["embedding"]}},
+        {"tables": {"other": tables["vocabulary"], "embedding": tables["embedding"]}},
+    ]
+    assert len({texts(**change).fingerprint for change in changes}) == len(changes)
+    assert texts(tables=dict(reversed(tables.items()))).fingerprint == texts().fingerprint
+
+
+def test_tables_are_saved_and_come_back(tmp_path):
+    fed = texts()
+    fed.save(tmp_path / "fed")
+    back = Federation.load(tmp_path / "fed", verify=True)
+    assert back.fingerprint == fed.fingerprint and back.tables.keys() == fed.tables.keys()
+    assert all(
+        back.tables[what].equal(table) and back.tables[what].dtype == table.dtype for what, table in fed.tables.items()
+    )
+    small().save(tmp_path / "plain")
+    assert "tables" not in json.loads((tmp_path / "plain" / "federation.json").read_text())
+    assert not (tmp_path / "plain" / "tables").exists() and Federation.load(tmp_path / "plain").tables == {}
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (lambda f: np.save(f / "tables" / "embedding.npy", 2 * np.eye(3, dtype=np.float32)), "is damaged: its content"),
+        (lambda f: (f / "tables" / "embedding.npy").unlink(), "is damaged: cannot read embedding.npy"),
+        (lambda f: rewrite(f, tables=["embedding"]), "is damaged: its content"),
+        (lambda f: rewrite(f, tables=["../x"]), "is damaged: table names must be like variables"),
+        (lambda f: rewrite(f, tables=3), "is damaged"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path, damage, said):
+    texts().save(tmp_path / "fed")
+    damage(tmp_path / "fed")
+    with pytest.raises(DataError, match=said):
+        Federation.load(tmp_path / "fed")
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (
+            {"tables": {"embedding": torch.eye(2)}},
+            r"x outside 0\.\.1, .* in 2 clients: ann \(1 value\), bob \(1 value\)",
+        ),
+        ({"x": torch.full((6, 2), -1)}, r"x outside 0\.\.2, the rows of the table 'embedding'"),
+        ({"x": torch.ones(6, 2)}, "with a table 'embedding' it must be integers"),
+        ({"tables": {"a/b": torch.eye(2)}}, "table 'a/b' must be named like a variable"),
+        ({"tables": {"words": torch.tensor([np.inf])}}, "table 'words' has NaN or infinite values"),
+        ({"tables": {"words": np.ones(2)}}, "table 'words' must be a tensor, not ndarray"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(changes, said):
+    with pytest.raises(DataError, match=said):
+        texts(**changes)
+
+
+def test_every_way_to_make_a_federation_keeps_the_tables():
+    table = {"embedding": torch.eye(3)}
+    arrays = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], clients=list("aab"), tables=table)
+    own = Federation.from_clients({"a": ([[0], [1]], [0, 1]), "b": ([[2]], [0])}, tables=table)
+    dealt = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], partition=Iid(2), tables=table)
+    assert all(fed.tables["embedding"].equal(torch.eye(3)) for fed in (arrays, own, dealt))

@@ -60,6 +60,26 @@ def check_structure(fed: Federation) -> None:
             raise DataError(f"truth {what!r} must be numbers with first dimension {clients}, one row a client")
 
 
+def check_tables(fed: Federation) -> None:
+    """Tables have names and values that can be used; where one is called embedding, x are numbers of its rows."""
+    for what, table in fed.tables.items():
+        if not what.isidentifier():  # it becomes a file name
+            raise DataError(f"table {what!r} must be named like a variable")
+        if not isinstance(table, torch.Tensor):
+            raise DataError(f"table {what!r} must be a tensor, not {type(table).__name__}")
+        if table.is_floating_point() and not bool(torch.isfinite(table).all()):
+            raise DataError(f"table {what!r} has NaN or infinite values")
+    if "embedding" not in fed.tables:
+        return
+    rows = len(fed.tables["embedding"])
+    if fed.x.dtype != torch.int64:
+        raise DataError(f"x is {fed.x.dtype}; with a table 'embedding' it must be integers: the numbers of its rows")
+    beyond = (fed.x.numpy() < 0) | (fed.x.numpy() >= rows)
+    if beyond.any():
+        culprits = _culprits(fed, beyond, "value")
+        raise DataError(f"x outside 0..{rows - 1}, the rows of the table 'embedding', in {culprits}")
+
+
 def check_labels(fed: Federation) -> None:
     """Labels are classes 0, 1, … below `classes`, or finite regression targets."""
     if fed.y.is_floating_point():
@@ -81,6 +101,18 @@ def check_labels(fed: Federation) -> None:
             f"labels outside 0..{(fed.classes or 0) - 1} in {_culprits(fed, beyond, 'label')}; the largest "
             f"is {labels.max()}, so give classes = {labels.max() + 1} or correct them"
         )
+
+
+def check_class_names(fed: Federation) -> None:
+    """Where classes have names, each has one of its own."""
+    if fed.labels is None:
+        return
+    if not all(isinstance(name, str) for name in fed.labels) or len(set(fed.labels)) != len(fed.labels):
+        raise DataError("labels must be the names of the classes, each another string")
+    if fed.classes is None:
+        raise DataError("labels are the names of classes, and y are targets of a regression; leave the labels out")
+    if len(fed.labels) != fed.classes:
+        raise DataError(f"{many(len(fed.labels), 'label')} for {fed.classes} classes; give the name of each class")
 
 
 def check_finite(fed: Federation, values: torch.Tensor, what: str) -> None:

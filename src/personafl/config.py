@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import tomllib
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
 from personafl.algorithms.base import check
-from personafl.data import PARTITIONS, SOURCES, Digits, Partition, Source, build
+from personafl.data import PARTITIONS, SOURCES, Digits, Files, Partition, Source, build
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
@@ -60,7 +61,7 @@ class Config:
 
     seed: int = 0
     schedule: Schedule = field(default_factory=Schedule)
-    data: Source = field(default_factory=Digits)
+    data: Source | Files = field(default_factory=Digits)
     partition: Partition | None = None
     splits: tuple[float, float, float] | None = None
     model: Model | None = None
@@ -83,7 +84,7 @@ class Config:
             if value is not None:
                 out[key] = {"name": value.name, **asdict(value)}
         if self.weights is not None:
-            out["model"]["weights"] = self.weights
+            out.setdefault("model", {})["weights"] = self.weights
         out["local"] = asdict(self.local)
         out["engine"] = asdict(self.engine)
         return out
@@ -100,16 +101,79 @@ _TABLES = (*_REGISTRIES, "local", "engine")
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config file and apply overrides such as `local.steps=40`."""
+    """Read a config file and apply overrides such as `local.steps=40`.
+
+    Settings under `[methods.NAME]` count where NAME is the algorithm, see `for_method`.
+    """
+    values = read_tables(path)
+    named = copy.deepcopy(values)
+    for override in overrides:
+        _override(named, override)
+    algorithm = _table(named, "algorithm").get("name", "fedavg")
+    if algorithm in _methods(named) and algorithm in ALGORITHMS:
+        return parse(for_method(values, algorithm, overrides))
+    named.pop("methods", None)
+    return parse(named)
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a config file, unchecked."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not a readable TOML file: {error}") from None
+
+
+def for_method(values: Mapping[str, Any], method: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of a config for one method of a comparison.
+
+    A method is an algorithm, or a name of the config's own: `[methods.NAME]` holds settings that count for this method
+    only, such as `algorithm.lam = 0.5`, and, where NAME is not an algorithm, `algorithm.name`. Overrides win over both.
+
+    >>> tables = {"algorithm": "fedavg", "methods": {"strong": {"algorithm": {"name": "ditto", "lam": 2.0}}}}
+    >>> for_method(tables, "strong")["algorithm"]
+    {'name': 'ditto', 'lam': 2.0}
+    """
+    out = copy.deepcopy(dict(values))
     for override in overrides:
-        _override(values, override)
-    return parse(values)
+        _override(out, override)
+    methods = _methods(out)
+    own = methods.get(method, {})
+    name = _table(own, "algorithm").get("name", method)
+    if name not in ALGORITHMS:
+        known = (*ALGORITHMS, *(label for label in methods if label not in ALGORITHMS))
+        raise ConfigError(
+            f"method {name!r} is unknown{_suggest(str(name), known)}; known: {', '.join(known)}"
+            if name != method or method not in methods
+            else f"[methods.{method}] is not the name of an algorithm, so it needs algorithm.name"
+        )
+    out.pop("methods", None)
+    _override(out, f"algorithm.name={json.dumps(name)}")
+    _merge(out, own)
+    for override in overrides:
+        if not override.startswith(("methods.", "algorithm.name=")):
+            _override(out, override)
+    return out
+
+
+def _methods(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    methods = values.get("methods", {})
+    if not isinstance(methods, dict) or not all(isinstance(own, dict) for own in methods.values()):
+        raise ConfigError("methods must hold a table for each method, as in [methods.ditto]")
+    for label, own in methods.items():
+        for key in own:
+            _known(f"methods.{label}.", key, ("algorithm", "local", "rounds", "activity", "model"))
+    return methods
+
+
+def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)
 
 
 def parse(values: Mapping[str, Any]) -> Config:
@@ -140,6 +204,16 @@ def parse(values: Mapping[str, Any]) -> Config:
         engine=checked(EngineSettings, "engine", tables["engine"]),
         **chosen,
     )
+
+
+def default_model(shape: Sequence[int]) -> Model:
+    """What is taken for data of one's own where the config names no model: `cnn` for images, else `mlp`.
+
+    >>> default_model((3, 32, 32)).name, default_model((30,)).name
+    ('cnn', 'mlp')
+    """
+    is_image = len(shape) == 3 and min(shape[1:]) >= 16  # the least that cnn can read
+    return MODELS["cnn" if is_image else "mlp"]()
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:

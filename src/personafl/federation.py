@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personafl import federation_files
+from personafl import federation_datasets, federation_files, federation_tables
 from personafl.arrays import (
     SPLITS,
     Array,
@@ -30,10 +30,12 @@ from personafl.arrays import (
     stored_features,
     stored_labels,
 )
-from personafl.checks import check_finite, check_labels, check_structure, owners
+from personafl.checks import check_class_names, check_finite, check_labels, check_structure, check_tables, owners
 from personafl.errors import ConfigError, DataError
+from personafl.scaling import standardized
 from personafl.splits import bounds_of, dealt_samples, groups_of_clients, natural_clients, split_samples
 from personafl.streams import generator, name_key
+from personafl.table_files import open_table
 
 if TYPE_CHECKING:
     from personafl.data.partition import Partition
@@ -67,6 +69,11 @@ class Federation:
         What is known to be true of each client of synthetic data; first dimension M.
     notes : tuple of str
         What had to be bent to make this federation, for people to read.
+    tables : dict of tensors
+        Constants that all clients share and that a model may use, such as word vectors; where one is called
+        `embedding`, x are numbers of its rows.
+    labels : tuple of str, optional
+        The names of the classes.
 
     Examples
     --------
@@ -84,6 +91,8 @@ class Federation:
     name: str = "federation"
     truth: dict[str, Array] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tables: dict[str, torch.Tensor] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
     # A saved federation was scanned for NaN before it was written; scanning again would read all of x.
     scanned: InitVar[bool] = False
 
@@ -92,10 +101,12 @@ class Federation:
         self.bounds.setflags(write=False)
         check_structure(self)
         if self.classes is None and not self.y.is_floating_point():
-            object.__setattr__(self, "classes", int(self.y.max()) + 1)
+            object.__setattr__(self, "classes", int(self.y.max()) + 1 if self.labels is None else len(self.labels))
         check_labels(self)
+        check_class_names(self)
         if not scanned:
             check_finite(self, self.x, "features")
+            check_tables(self)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -140,9 +151,9 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that training can see; equal for equal data on every machine."""
-        return federation_files.digest(
-            [self.x.numpy(), self.y.numpy(), self.bounds], [self.ids, self.groups, self.classes]
-        )
+        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *federation_files.tables_of(self)]
+        labels = [self.ids, self.groups, self.classes, *([sorted(self.tables)] if self.tables else [])]
+        return federation_files.digest(arrays, labels)
 
     def summary(self) -> dict[str, Any]:
         """Numbers that describe the federation: how many clients and samples, how they are spread.
@@ -179,6 +190,8 @@ class Federation:
         name: str = "arrays",
         truth: dict[str, Array] | None = None,
         notes: Sequence[str] = (),
+        tables: dict[str, torch.Tensor] | None = None,
+        labels: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of one pool of samples.
 
@@ -198,7 +211,7 @@ class Federation:
             is too little, a test sample comes before a validation sample.
         seed : int
             The partition follows from it, and, for each client apart, the split.
-        classes, name, truth, notes
+        classes, name, truth, notes, tables, labels
             As in the class; `truth` in the order of the ids.
 
         Examples
@@ -236,6 +249,8 @@ class Federation:
             name=name,
             truth=truth or {},
             notes=tuple(notes),
+            tables=tables or {},
+            labels=None if labels is None else tuple(labels),
         )
 
     @classmethod
@@ -248,6 +263,8 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         name: str = "clients",
+        tables: dict[str, torch.Tensor] | None = None,
+        labels: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of clients that each bring their arrays.
 
@@ -258,7 +275,7 @@ class Federation:
             y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
         groups : mapping, optional
             {id: group}.
-        splits, seed, classes, name
+        splits, seed, classes, name, tables, labels
             As in `from_arrays`.
 
         Examples
@@ -286,6 +303,8 @@ class Federation:
             groups=None if groups is None else tuple(groups_of_clients(groups, ids, None) or ()),
             classes=classes,
             name=name,
+            tables=tables or {},
+            labels=None if labels is None else tuple(labels),
         )
 
     @classmethod
@@ -329,6 +348,151 @@ class Federation:
             classes=classes,
             name=name or Path(path).resolve().name,
         )
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        label: str,
+        client: str | None = None,
+        partition: "Partition | None" = None,
+        features: str | Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        group: str | None = None,
+        split: str | None = None,
+        normalize: federation_tables.Normalization = "none",
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str | None = None,
+    ) -> "Federation":
+        """A federation of a table with a row a sample.
+
+        Every value must be there: an error names the column and the row of one that is missing. Rows are counted
+        from 1, without the header.
+
+        Parameters
+        ----------
+        table : path or table
+            A file (.csv, .csv.gz, .parquet), a pyarrow table, a pandas or other dataframe, or a mapping of names
+            to columns.
+        label : str
+            The column of labels. Text is classes in natural order, whose names become `labels`; integers are
+            classes that count from 0; other numbers are regression targets.
+        client : str, optional
+            The column of client ids: text or integers.
+        partition : Partition, optional
+            Deals the rows to clients, whatever a client column says; `Natural` keeps that column's clients, or
+            those of them who have enough rows.
+        features : str or sequence of str, optional
+            The columns of numbers that make x, in this order; all others that hold numbers, if left out. One
+            name alone may be a column of arrays (an embedding, a picture), whose shape is kept.
+        categorical : sequence of str
+            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0.
+        group, split : str, optional
+            With `client`: the column with the client's group; the column that says train, val (or validation)
+            or test. Without `split`, each client's rows are split by `splits`.
+        normalize : str
+            `standard` is `standardized()`; `none` leaves the numbers as they are.
+        splits, seed, classes, name
+            As in `from_arrays`; the name is the file's unless given.
+
+        Examples
+        --------
+        >>> table = {"hospital": ["b", "a", "b"], "age": [51, 43, 60], "outcome": ["well", "ill", "ill"]}
+        >>> fed = Federation.from_table(table, client="hospital", label="outcome")
+        >>> fed.ids, fed.labels, fed.x.shape
+        (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
+        """
+        columns = federation_tables.Columns(label, client, features, categorical, group, split)
+        rows = federation_tables.read_rows([open_table(table)], columns)
+        name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
+        return rows.federation(cls, partition, splits, seed, classes, name, normalize)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        data: Mapping[Any, Any],
+        *,
+        groups: Mapping[str, str] | None = None,
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str = "datasets",
+        labels: Sequence[str] | None = None,
+    ) -> "Federation":
+        """A federation of torch Datasets, one a client.
+
+        Each item is read once, so what a transform does at random is done once. Pictures (PIL) become float32
+        tensors (channels, height, width) in 0 to 1.
+
+        Parameters
+        ----------
+        data : mapping
+            {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
+            it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
+        groups, splits, seed, classes, name, labels
+            As in `from_clients`.
+
+        Examples
+        --------
+        >>> from torch.utils.data import TensorDataset
+        >>> ann = TensorDataset(torch.zeros(10, 3), torch.tensor([0, 1] * 5))
+        >>> Federation.from_datasets({"ann": ann}).sizes("train").tolist()
+        [7]
+        """
+        read = {str(client): federation_datasets.read_client(str(client), brought) for client, brought in data.items()}
+        return cls.from_clients(
+            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, labels=labels
+        )
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        label: str = "label",
+        client: str | None = None,
+        partition: "Partition | None" = None,
+        features: str | Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        group: str | None = None,
+        normalize: federation_tables.Normalization = "none",
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str | None = None,
+    ) -> "Federation":
+        """A federation of a Hugging Face dataset: `pip install "personafl[huggingface]"`.
+
+        Parameters
+        ----------
+        dataset : datasets.Dataset or datasets.DatasetDict
+            A Dataset's rows are split by `splits`. The splits train, validation and test of a DatasetDict are
+            used as they are, and every client must have rows in train.
+        label, client, partition, features, categorical, group, normalize, splits, seed, classes, name
+            As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
+            width) in 0 to 1. A `ClassLabel`'s names become `labels`.
+        """
+        columns = federation_tables.Columns(label, client, features, categorical, group)
+        rows = federation_tables.read_rows(federation_datasets.huggingface_tables(dataset, label), columns)
+        return rows.federation(cls, partition, splits, seed, classes, name or "huggingface", normalize)
+
+    def standardized(self) -> "Federation":
+        """This federation with each feature's training samples, all clients' together, at mean 0 and variance 1.
+
+        In a real federation each client would send the number, the sum and the sum of squares of its training
+        samples for this. Validation and test samples have no part in it. What was subtracted and what was divided
+        by is in `tables`: new samples for the trained models need the same, (x - tables["mean"]) / tables["std"].
+
+        Examples
+        --------
+        >>> fed = Federation.from_clients({"ann": {"train": ([[1.0], [3.0]], [0, 1]), "test": ([[4.0]], [1])}})
+        >>> fed.standardized().x.flatten(), fed.standardized().tables["mean"]
+        (tensor([-1., 1., 2.]), tensor([2.]))
+        """
+        return standardized(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the federation to a new folder, whole or not at all; `load` reads it back."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tokenize
 import zipfile
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
 import torch
 
 from personafl.arrays import SPLITS, Array, Pair
+from personafl.checks import listing
 from personafl.errors import DataError
 from personafl.splits import natural_order
 
@@ -23,7 +25,13 @@ if TYPE_CHECKING:
     from personafl.federation import Federation
 
 FORMAT = "personafl-federation"
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+FILE = "federation.json"
+"""What a folder that `save` wrote is known by."""
+# What a damaged .npy makes numpy raise: besides the usual, headers that are no Python and sizes that no machine has.
+UNREADABLE = (
+    OSError, ValueError, EOFError, OverflowError, MemoryError, TypeError, SyntaxError, tokenize.TokenError,
+    zipfile.BadZipFile,
+)  # fmt: skip
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -53,6 +61,10 @@ def save(fed: Federation, folder: Path) -> None:
             np.save(draft / f"{what}.npy", value, allow_pickle=False)
         for what, value in fed.truth.items():
             np.save(draft / "truth" / f"{what}.npy", value, allow_pickle=False)
+        if fed.tables:
+            (draft / "tables").mkdir()
+        for what, table in fed.tables.items():
+            np.save(draft / "tables" / f"{what}.npy", table.numpy(), allow_pickle=False)
         described = {
             "format": FORMAT,
             "version": 1,
@@ -60,7 +72,7 @@ def save(fed: Federation, folder: Path) -> None:
             "check": _check(fed),
         }
         described |= _labels(fed)
-        (draft / "federation.json").write_text(json.dumps(described, indent=1), "utf-8")
+        (draft / FILE).write_text(json.dumps(described, indent=1), "utf-8")
         # The name must not reach the disk before the content does, or a power cut leaves a damaged federation.
         for written in [*draft.rglob("*"), draft]:
             _sync(written)
@@ -77,16 +89,20 @@ def load(make: type[Federation], folder: Path, verify: bool) -> Federation:
     described = _read_description(folder)
     try:
         loaded = make(
-            # Mode "c": a write would go to memory, never to the file.
-            x=torch.from_numpy(_read_array(folder / "x.npy", mmap_mode="c")),
+            x=torch.from_numpy(_read_array(folder / "x.npy")),
             y=torch.from_numpy(_read_array(folder / "y.npy")),
             bounds=_read_array(folder / "bounds.npy"),
             ids=tuple(described["ids"]),
             groups=None if described["groups"] is None else tuple(described["groups"]),
             classes=described["classes"],
             name=described["name"],
-            truth={what: _read_array(folder / "truth" / f"{what}.npy") for what in _truth_names(described)},
+            truth={what: _read_array(folder / "truth" / f"{what}.npy") for what in _names("truth", described["truth"])},
             notes=tuple(described["notes"]),
+            labels=None if described.get("labels") is None else tuple(described["labels"]),
+            tables={
+                what: torch.from_numpy(_read_array(folder / "tables" / f"{what}.npy"))
+                for what in _names("table", described.get("tables", []))
+            },
             scanned=True,
         )
         intact = _check(loaded) == described["check"]
@@ -109,14 +125,21 @@ def digest(arrays: Iterable[Array], labels: Any) -> str:
     return digest.hexdigest()
 
 
+def tables_of(fed: Federation) -> list[Array]:
+    """The tables in the order of their names."""
+    return [fed.tables[what].numpy() for what in sorted(fed.tables)]
+
+
 def _labels(fed: Federation) -> dict[str, Any]:
     labels = {what: getattr(fed, what) for what in ("name", "ids", "groups", "classes", "notes")}
-    return labels | {"truth": sorted(fed.truth)}
+    # Only where there are any, so that federations saved before there were tables or names stay readable.
+    labels |= {"truth": sorted(fed.truth)} | ({"tables": sorted(fed.tables)} if fed.tables else {})
+    return labels | ({} if fed.labels is None else {"labels": fed.labels})
 
 
 def _check(fed: Federation) -> str:
     """A SHA-256 of all but the values of x, so that checking it reads nothing large."""
-    arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth))]
+    arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth)), *tables_of(fed)]
     return digest(arrays, [_labels(fed), str(fed.x.dtype), list(fed.x.shape)])
 
 
@@ -131,31 +154,29 @@ def _sync(path: Path) -> None:
 
 def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:
     """A client's (x, y) or its splits, and its group if the file names one."""
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {str(what): archive[what] for what in archive.files}
-    except (*UNREADABLE, AttributeError, TypeError) as error:
-        raise DataError(f"cannot read {file}: {error}; expected an .npz of plain number arrays") from error
-    named = arrays.pop("group", None)
-    if named is not None and (named.ndim > 0 or named.dtype.kind != "U"):
-        raise DataError(f"{file}: group must be one string, not {named.dtype} of shape {named.shape}")
-    group = None if named is None else str(named)
-    if set(arrays) == {"x", "y"}:
-        return (arrays["x"], arrays["y"]), group
+    from personafl.data.files import npz_names, read_npz  # personafl.data imports the federation
+
+    names = set(npz_names(file))
     pairs = {split: (f"x_{split}", f"y_{split}") for split in SPLITS}
     known = {what for pair in pairs.values() for what in pair}
-    whole = all((x in arrays) == (y in arrays) for x, y in pairs.values())
-    if not whole or "x_train" not in arrays or set(arrays) - known:
+    whole = all((x in names) == (y in names) for x, y in pairs.values())
+    values = names - {"group"}
+    if values != {"x", "y"} and (not whole or "x_train" not in names or values - known):
         raise DataError(
-            f"{file} holds the arrays {', '.join(sorted(arrays)) or 'none'}; expected x and y, or x_train "
+            f"{file} holds the arrays {listing(sorted(values), 10) or 'none'}; expected x and y, or x_train "
             f"and y_train with x_val, y_val, x_test, y_test where there are any, and nothing else but group"
         )
+    arrays = read_npz(file, dict.fromkeys(sorted(values)), kinds="biuf")
+    group = str(read_npz(file, {"group": ()}, kinds="U")["group"]) if "group" in names else None
+    if "x" in arrays:
+        return (arrays["x"], arrays["y"]), group
     return {split: (arrays[x], arrays[y]) for split, (x, y) in pairs.items() if x in arrays}, group
 
 
-def _read_array(file: Path, mmap_mode: Literal["c"] | None = None) -> Array:
+def _read_array(file: Path) -> Array:
+    """The array of a .npy file, mapped: so its length is compared with what its header promises."""
     try:
-        array = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
+        array = np.load(file, mmap_mode="c", allow_pickle=False)  # "c": a write goes to memory, never to the file
     except UNREADABLE as error:
         raise DataError(f"cannot read {file.name}: {error}") from error
     if not isinstance(array, np.ndarray):
@@ -164,12 +185,12 @@ def _read_array(file: Path, mmap_mode: Literal["c"] | None = None) -> Array:
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
-    file = folder / "federation.json"
+    file = folder / FILE
     if not file.is_file():
         raise DataError(f"{folder} is not a saved federation: it has no federation.json")
     try:
         described = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder} is damaged: cannot read federation.json: {error}") from error
     if not isinstance(described, dict) or described.get("format") != FORMAT:
         raise DataError(f"{folder} is not a saved federation: its federation.json is something else")
@@ -178,8 +199,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return described
 
 
-def _truth_names(described: dict[str, Any]) -> list[str]:
-    names = described["truth"]
+def _names(kind: str, names: list[Any]) -> list[str]:
     if not all(isinstance(what, str) and what.isidentifier() for what in names):
-        raise DataError("truth names must be like variables")  # anything else could lead out of the folder
+        raise DataError(f"{kind} names must be like variables")  # anything else could lead out of the folder
     return list(names)

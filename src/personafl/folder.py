@@ -7,7 +7,7 @@ clients.parquet     one row per client per evaluation
 evaluations/        what an algorithm reports about the federation at each evaluation
 predictions.parquet one row per test sample, at the end: its class and what the models say
 checkpoint/         what it takes to go on
-models/             global.safetensors and personal.safetensors
+models/             global.safetensors and personal.safetensors; tables.safetensors, what the data has for the model
 """
 
 from __future__ import annotations
@@ -149,6 +149,11 @@ class RunFolder:
         with disk_errors(self.models, "creating"):
             self.models.mkdir(exist_ok=True)
         write_tensors(self.models / f"{name}.safetensors", tensors, metadata)
+
+    def write_tables(self, tables: State) -> None:
+        """Keep what the model needs besides its parameters, such as word vectors, with the run."""
+        if tables:
+            self.write_models("tables", tables, {})
 
     def merge_clients(self) -> None:
         """Make clients.parquet of the evaluations' parts: one row group each."""

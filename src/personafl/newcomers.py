@@ -24,6 +24,7 @@ from personafl.errors import DataError, RunError
 from personafl.evaluation import personalize
 from personafl.federation import Federation
 from personafl.federation_files import read_client
+from personafl.scaling import standardized_as
 
 if TYPE_CHECKING:
     from personafl.run import Run
@@ -33,15 +34,17 @@ def newcomer_federation(run: Run, data: dict[str, Any]) -> Federation:
     """The newcomers' data, checked against the model of the run.
 
     Newcomers that bring no splits of their own train on everything, or keep a fifth for validation where the
-    algorithm chooses something on it.
+    algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
     """
     resolved = run.manifest["resolved"]
     splits = (0.8, 0.2, 0.0) if run.algorithm.needs_validation else (1.0, 0.0, 0.0)
-    federation = Federation.from_clients(data, splits=splits, classes=resolved.get("classes"), name="newcomers")
+    federation = Federation.from_clients(
+        data, splits=splits, classes=resolved.get("classes"), name="newcomers", tables=run.tables
+    )
     shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
     if shape != expected:
         raise DataError(f"the newcomer's samples have shape {shape}, the model wants {expected}")
-    return federation
+    return standardized_as(federation, run.tables)
 
 
 def read_newcomers(path: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
@@ -150,6 +150,15 @@ class Run:
         return self._algorithm
 
     @property
+    def tables(self) -> dict[str, Tensor]:
+        """What the data had for the model, such as word vectors; nothing for most data."""
+        path = self.folder.models / "tables.safetensors"
+        try:
+            return load_file(path) if path.exists() else {}
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+
+    @property
     def task(self) -> Task:
         if self._task is None:
             resolved = self.manifest["resolved"]
@@ -160,7 +169,9 @@ class Run:
                 model = choose(
                     "model", {k: v for k, v in self.manifest["model"].items() if k != "weights"}, MODELS, None
                 )
-                module = initialize(model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]))
+                module = initialize(
+                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.tables
+                )
             self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task
 

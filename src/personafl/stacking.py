@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from personafl.recurrent import LastStep, Lstm, WordVectors, stacked_lstm
+
 _ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus,
 )  # fmt: skip
@@ -25,9 +27,9 @@ def supports(module: nn.Module) -> bool:
         return all(supports(child) for child in module)
     if type(module) is nn.Flatten:
         return module.start_dim == 1 and module.end_dim == -1
-    if type(module) is nn.Linear:
+    if type(module) in (nn.Linear, Lstm):
         return all(parameter.requires_grad for parameter in module.parameters())
-    return type(module) in _ELEMENTWISE
+    return type(module) in _ELEMENTWISE or type(module) in (LastStep, WordVectors)
 
 
 def forward(module: nn.Module, params: Mapping[str, Tensor], x: Tensor, prefix: str = "") -> Tensor:
@@ -38,13 +40,18 @@ def forward(module: nn.Module, params: Mapping[str, Tensor], x: Tensor, prefix: 
             x = forward(child, params, x, f"{prefix}{name}.")
         return x
     if type(module) is nn.Linear:
-        rows = x.flatten(1, -2)
-        bias = params.get(f"{prefix}bias")
-        out: Tensor = _Linear.apply(rows, params[f"{prefix}weight"], bias)  # type: ignore[no-untyped-call]
+        out = _linear(x.flatten(1, -2), params[f"{prefix}weight"], params.get(f"{prefix}bias"))
         return out.view(x.shape[0], *x.shape[1:-1], out.shape[-1])
+    if type(module) is Lstm:
+        return stacked_lstm(_linear, x, *(params[f"{prefix}{name}"] for name, _ in module.named_parameters()))
     if type(module) is nn.Flatten:
         return x.flatten(2)
     return module(x)  # type: ignore[no-any-return]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Linear(torch.autograd.Function):

@@ -284,7 +284,8 @@ class Task:
             outputs: list[int] = []
 
             def count(module: nn.Module, inputs: Any, output: Any) -> None:
-                outputs.append(output.numel() if isinstance(output, Tensor) else 0)
+                each = getattr(module, "inner_outputs", 1)
+                outputs.append(each * output.numel() if isinstance(output, Tensor) else 0)
 
             hooks = [m.register_forward_hook(count) for m in self._inference.modules()]
             with torch.no_grad():
@@ -334,8 +335,10 @@ class Task:
 
 
 def _copied(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own; constants, such as a large table of word vectors, are shared."""
+    constants = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, {id(constant): constant for constant in constants})
     except RuntimeError as error:  # such as the old nn.utils.weight_norm
         reason = str(error).splitlines()[0]
         raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error

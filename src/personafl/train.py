@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
-from personafl.config import Config, EngineSettings, checked
+from personafl.config import Config, EngineSettings, checked, default_model
 from personafl.engines import make_engine
 from personafl.errors import ConfigError, RunError
 from personafl.events import Listener, ProgressBar, RunFiles
@@ -106,18 +106,25 @@ def train(
     )
 
 
-def train_config(config: Config, out: str | Path, resume: bool = False, listeners: Sequence[Listener] = ()) -> Run:
-    """Train what a config describes."""
-    if config.model is None:
-        raise ConfigError(f"data {config.data.name!r} has no default model: add a [model] table")
+def train_config(
+    config: Config,
+    out: str | Path,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    federation: Federation | None = None,
+) -> Run:
+    """Train what a config describes; its federation may be given where it is at hand already."""
     early = RunFolder(Path(out))
     if not resume:
         early.check_free()
-    federation = config.federation()
-    for note in federation.notes:
-        log.warning("%s", note)
+    if federation is None:
+        federation = config.federation()
+        for note in federation.notes:
+            log.warning("%s", note)
     outputs = federation.classes or int(np.prod(federation.y.shape[1:]))
-    module = initialize(config.model, federation.x.shape[1:], outputs, config.seed)
+    model = config.model or default_model(federation.x.shape[1:])
+    config = replace(config, model=model)
+    module = initialize(model, federation.x.shape[1:], outputs, config.seed, federation.tables)
     if config.weights is not None:
         load_weights(module, Path(config.weights))
     described = {
@@ -202,7 +209,9 @@ def _train(
                 "parameters": task.size,
                 "clients": len(federation),
                 "classes": federation.classes,
+                "labels": federation.labels,
                 "input_shape": list(federation.x.shape[1:]),
+                "input_dtype": str(federation.x.dtype).removeprefix("torch."),
                 "outputs": federation.classes or int(np.prod(federation.y.shape[1:])),
                 "fingerprint": federation.fingerprint,
             },
@@ -223,5 +232,6 @@ def _train(
             folder.write_manifest(manifest)
         else:
             folder.create(manifest)
+        folder.write_tables(federation.tables)
         runner.run()
     return Run(folder.path, algorithm=algorithm, task=task, temporary=temporary)

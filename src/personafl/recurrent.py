@@ -1,0 +1,139 @@
+"""Recurrent layers that run for one client, under vmap, and for K clients at once.
+
+`nn.LSTM` is the fastest for one client, and has no rule for vmap. So `Lstm` is `nn.LSTM` for one client, and the same
+arithmetic written out under vmap. For K clients `stacked_lstm` has one matrix product for the inputs of all steps and
+one a step for what is carried on. Its backward pass leaves the gradient of the recurrent weights to the end, where it
+is one product over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class Lstm(nn.LSTM):
+    """A layer of long short-term memory (Hochreiter and Schmidhuber 1997): (B, T, features) to (B, T, hidden).
+
+    >>> Lstm(3, 4)(torch.zeros(2, 5, 3)).shape
+    torch.Size([2, 5, 4])
+    """
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+    inner_outputs: ClassVar[int] = 5  # the gates and the memory are kept beside each output
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if torch._C._are_functorch_transforms_active():
+            return self._written_out(x)
+        outputs: Tensor = super().forward(x)[0]
+        return outputs
+
+    def _written_out(self, x: Tensor) -> Tensor:
+        inputs = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
+        h = c = inputs.new_zeros(len(x), self.hidden_size)
+        outputs = []
+        for z in inputs.unbind(1):
+            i, f, g, o = _gates(z + h @ self.weight_hh_l0.T)
+            c = f * c + i * g
+            h = o * c.tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+class LastStep(nn.Module):
+    """The last of a sequence's steps: (…, T, d) to (…, d)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., -1, :]
+
+
+class WordVectors(nn.Module):
+    """Token ids to the vectors of a table (words, features) that is never trained: (…,) to (…, features)."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        # Every model of a run has the same table: it is no part of what is saved with one of them.
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.table)
+
+
+def stacked_lstm(
+    linear: Callable[[Tensor, Tensor, Tensor], Tensor],
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor,
+    b_hh: Tensor,
+) -> Tensor:
+    """`Lstm` for K clients: `x` is (K, B, T, features), each weight has a leading axis K; gives (K, B, T, hidden).
+
+    `linear(rows, weight, bias)` computes `rows weightᵀ + bias` for K clients.
+    """
+    by_step = x.transpose(1, 2)
+    inputs = linear(by_step.flatten(1, 2), w_ih, b_ih + b_hh).unflatten(1, by_step.shape[1:3])
+    outputs: Tensor = _Recurrence.apply(inputs, w_hh)  # type: ignore[no-untyped-call]
+    return outputs.transpose(1, 2)
+
+
+class _Recurrence(torch.autograd.Function):
+    """What an LSTM layer makes of the inputs (K, T, B, 4·hidden) of its gates: outputs (K, T, B, hidden)."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        h = c = inputs.new_zeros(*inputs[:, 0].shape[:2], weight.shape[2])
+        outputs, kept = [h], []
+        for z in inputs.unbind(1):
+            i, f, g, o = _gates(torch.baddbmm(z, h, weight.transpose(1, 2)))
+            kept += [i, f, g, o, c]
+            c = f * c + i * g
+            squashed = c.tanh()
+            h = o * squashed
+            kept.append(squashed)
+            outputs.append(h)
+        stacked = torch.stack(outputs, 1)
+        ctx.save_for_backward(weight, stacked, *kept)
+        return stacked[:, 1:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (to_outputs,) = grads
+        weight, outputs, *kept = ctx.saved_tensors
+        to_h = to_c = torch.zeros_like(outputs[:, 0])
+        steps: list[Tensor] = []
+        for t in reversed(range(to_outputs.shape[1])):
+            i, f, g, o, c, squashed = kept[6 * t : 6 * t + 6]
+            to_h = to_h + to_outputs[:, t]
+            to_c = to_c + to_h * o * (1 - squashed * squashed)
+            to_gates = torch.cat(
+                [to_c * g * i * (1 - i), to_c * c * f * (1 - f), to_c * i * (1 - g * g), to_h * squashed * o * (1 - o)],
+                -1,
+            )
+            steps.append(to_gates)
+            to_h = torch.bmm(to_gates, weight)
+            to_c = to_c * f
+        to_inputs = torch.stack(steps[::-1], 1)
+        # All steps at once: a product for each, added up, would write the whole weight matrix at every step.
+        to_weight = torch.bmm(to_inputs.flatten(1, 2).transpose(1, 2), outputs[:, :-1].flatten(1, 2))
+        return to_inputs, to_weight
+
+
+def _gates(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Input, forget, candidate and output gate, in torch's order."""
+    i, f, g, o = z.chunk(4, -1)
+    return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
