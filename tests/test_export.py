@@ -99,6 +99,16 @@ def test_ids_that_look_like_paths_work_end_to_end(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
+def test_the_card_of_standardized_data_has_the_numbers_to_standardize_with(tmp_path):
+    x = np.array([[1.0, 10.0], [3.0, 10.0], [1.0, 10.0], [3.0, 10.0]])
+    fed = pf.Federation.from_clients({"ann": (x, [0, 1, 0, 1])}, splits=(1, 0, 0), labels=("no", "yes")).standardized()
+    run = pf.train(fed, torch.nn.Linear(2, 2), rounds=1, progress=False, engine="loop")
+    export(run, ["ann"], tmp_path)
+    card = json.loads((tmp_path / "ann.json").read_text())
+    assert card["normalization"] == {"how": "(x - mean) / std", "mean": [2.0, 10.0], "std": [1.0, 1.0]}
+    assert card["classes"] == ["no", "yes"]
+
+
 def test_a_program_of_words_takes_whole_numbers(tmp_path):
     rng = np.random.default_rng(0)
     fed = pf.Federation.from_clients({"ann": (rng.integers(0, 7, (12, 3)), rng.integers(0, 2, 12))})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -18,6 +21,9 @@ from rich.progress import (
 
 from personafl.algorithms.base import State
 from personafl.folder import RunFolder
+
+if TYPE_CHECKING:
+    from personafl.compare import Job
 
 log = logging.getLogger("personafl")
 
@@ -66,28 +72,79 @@ class ProgressBar(Listener):
         self._progress: Progress | None = None
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[score]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self._progress = _bars(self.console)
         label = self.label or manifest["algorithm"]["name"]
         self._task = self._progress.add_task(label, total=manifest["rounds"], completed=round, score="")
         self._progress.start()
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         assert self._progress is not None
-        self._progress.update(self._task, completed=record["round"])
-        score = record.get("personal_accuracy", record.get("personal_loss"))
-        if score is not None:
-            name = "accuracy" if "personal_accuracy" in record else "loss"
-            self._progress.update(self._task, score=f"{name} {score:.4f}")
+        _advance(self._progress, self._task, record)
 
     def ended(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+class StudyProgress:
+    """One bar for all runs and one for the run that is going on; silent where the output is piped."""
+
+    def __init__(self, jobs: int, console: Console) -> None:
+        self._progress = _bars(console)
+        self._all = self._progress.add_task("all runs", total=jobs, score="")
+        self._one = self._progress.add_task("", total=1, score="")
+        self._begun = 0
+
+    def __enter__(self) -> StudyProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._progress.update(self._all, completed=self._begun, total=self._begun)
+        self._progress.stop()
+
+    def listeners(self, job: Job, reused: bool) -> Sequence[Listener]:
+        """What `run_plan` asks for before each run."""
+        self._progress.update(self._all, completed=self._begun)
+        self._begun += 1
+        settings = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.settings.items())
+        label = f"{job.method} {settings} seed {job.seed}".replace("  ", " ")
+        self._progress.reset(self._one, description=label, total=job.config.schedule.rounds, score="")
+        if reused:
+            self._progress.update(self._one, completed=job.config.schedule.rounds, score="there already")
+        return [_OneRun(self._progress, self._one)]
+
+
+class _OneRun(Listener):
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._progress.update(self._task, completed=round)
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        _advance(self._progress, self._task, record)
+
+
+def _advance(progress: Progress, task: TaskID, record: dict[str, Any]) -> None:
+    progress.update(task, completed=record["round"])
+    score = record.get("personal_accuracy", record.get("personal_loss"))
+    if score is not None:
+        name = "accuracy" if "personal_accuracy" in record else "loss"
+        progress.update(task, score=f"{name} {score:.4f}")
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[score]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )

@@ -83,7 +83,7 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
         "model": manifest["model"],
         "parameters": resolved["parameters"],
         "input": {"shape": ["batch", *resolved["input_shape"]], "dtype": resolved["input_dtype"]},
-        "normalization": resolved.get("normalization"),
+        "normalization": _normalization(run),
         "output": {
             "shape": ["batch", resolved["outputs"]],
             "meaning": "one unnormalized log-probability for each class"
@@ -106,6 +106,14 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
             **measured,
         },
     }
+
+
+def _normalization(run: Run) -> dict[str, Any] | None:
+    """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
+    if {"mean", "std"} <= run.tables.keys():
+        return {"how": "(x - mean) / std", **{name: run.tables[name].tolist() for name in ("mean", "std")}}
+    how = run.manifest.get("data", {}).get("normalize")
+    return None if how in (None, "none") else {"how": f"normalize = {how!r} of data {run.manifest['data']['name']!r}"}
 
 
 def file_name(client: str) -> str:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from personafl.commands.console import DataDir, Json, Overrides, err, out, say
-from personafl.events import Listener
 
 if TYPE_CHECKING:
-    from personafl.compare import Comparison, Job
+    from personafl.compare import Comparison
     from personafl.study import Judgement
 
 
@@ -55,6 +51,7 @@ def compare(
     """
     from personafl.compare import plan, run_plan
     from personafl.config import read_tables
+    from personafl.events import StudyProgress
     from personafl.study import judge
     from personafl.study_tables import caption, sentences, terminal_tables
 
@@ -62,13 +59,14 @@ def compare(
     planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds)
     folder = out_folder or Path("runs") / f"{config.stem}-compare"
     try:
-        with StudyProgress(planned.jobs()) as progress:
+        with StudyProgress(planned.jobs(), err) as progress:
             found = run_plan(planned, folder, progress.listeners)
     except KeyboardInterrupt:
         words = ["personafl", "compare", str(config), "-a", ",".join(names), "--seeds", str(seeds)]
         words += [w for part in set_ or [] for w in ("-s", part)] + [w for part in tune or [] for w in ("--tune", part)]
         words += ["--tune-seeds", str(tune_seeds)] if tune_seeds != 1 else []
         words += ["--out", str(out_folder)] if out_folder else []
+        words += ["--data-dir", str(data_dir)] if data_dir else []
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(w for w in words if w)}")
         raise typer.Exit(130) from None
     judgement = judge(found.methods)
@@ -132,59 +130,3 @@ def _searched(search: Any) -> str:
     seconds = sum(trial.seconds for trial in search.trials)
     what = search.measure.removeprefix("personal_val_")
     return f"{search.method}: {chosen} is the best of {tried} on validation {what} ({seconds:.0f} s of training)."
-
-
-class StudyProgress:
-    """One bar for all runs and one for the run that is going on; silent where the output is piped."""
-
-    def __init__(self, jobs: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[score]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=err,
-            disable=not err.is_terminal,
-        )
-        self._all = self._progress.add_task("all runs", total=jobs, score="")
-        self._one = self._progress.add_task("", total=1, score="")
-        self._begun = 0
-
-    def __enter__(self) -> StudyProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._progress.update(self._all, completed=self._begun, total=self._begun)
-        self._progress.stop()
-
-    def listeners(self, job: Job, reused: bool) -> Sequence[Listener]:
-        """What `run_plan` asks for before each run."""
-        self._progress.update(self._all, completed=self._begun)
-        self._begun += 1
-        settings = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.settings.items())
-        label = f"{job.method} {settings} seed {job.seed}".replace("  ", " ")
-        self._progress.reset(self._one, description=label, total=job.config.schedule.rounds, score="")
-        if reused:
-            self._progress.update(self._one, completed=job.config.schedule.rounds, score="there already")
-        return [_OneRun(self._progress, self._one)]
-
-
-class _OneRun(Listener):
-    def __init__(self, progress: Progress, task: Any) -> None:
-        self._progress, self._task = progress, task
-
-    def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._progress.update(self._task, completed=round)
-
-    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
-        score = record.get("personal_accuracy", record.get("personal_loss"))
-        self._progress.update(self._task, completed=record["round"])
-        if score is not None:
-            name = "accuracy" if "personal_accuracy" in record else "loss"
-            self._progress.update(self._task, score=f"{name} {score:.4f}")

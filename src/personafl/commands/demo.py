@@ -1,0 +1,63 @@
+"""`personafl demo`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from personafl.commands.compare import write_files
+from personafl.commands.console import Json, err, out, say
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many seeds: federations and trainings.")] = 2,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where the runs go. Default: the next free runs/demo-N.", readable=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Forty unlike clients, real handwritten digits: does the federation help them?
+
+    Compares six methods and writes a report. Example: personafl demo --rounds 20
+    """
+    from personafl.compare import run_plan
+    from personafl.demo import demo_plan, sentence
+    from personafl.events import StudyProgress
+    from personafl.report import write_report
+    from personafl.study import judge
+    from personafl.study_tables import caption, sentences, terminal_tables
+
+    planned = demo_plan(rounds, seed, seeds)
+    folder = out_folder or _next_free(Path("runs"))
+    try:
+        with StudyProgress(planned.jobs(), err) as progress:
+            found = run_plan(planned, folder, progress.listeners)
+    except KeyboardInterrupt:
+        words = ["--rounds", str(rounds), "--seed", str(seed), "--seeds", str(seeds), "--out", str(folder)]
+        say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(['personafl', 'demo', *words])}")
+        raise typer.Exit(130) from None
+    judgement = judge(found.methods)
+    write_files(found, judgement)
+    report = write_report([folder])
+    if as_json:
+        print((folder / "comparison.json").read_text(encoding="utf-8"), end="")
+        return
+    for table in terminal_tables(judgement):
+        out.print(table)
+    out.print(caption(judgement), style="dim", highlight=False, markup=False)
+    for answer in (*sentences(judgement), sentence(found)):
+        say(out, answer)
+    say(out, f"Report: {report}")
+
+
+def _next_free(parent: Path) -> Path:
+    number = 1
+    while (parent / f"demo-{number}").exists():
+        number += 1
+    return parent / f"demo-{number}"
