@@ -330,26 +330,53 @@ def test_list_of_something_unknown(personafl):
 
 
 def test_demo(personafl, tmp_path):
-    done = personafl("demo", "--rounds", 5, "--json", cwd=tmp_path)
+    done = personafl("demo", "--rounds", 2, "--seeds", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert {"separate", "fedavg", "fedprox"} <= set(told)
-    for name, found in told.items():
-        assert found["run"] == f"runs/demo-1/{name}" and 0 < found["personal_accuracy"] <= 1
-    done = personafl("demo", "--rounds", 2, cwd=tmp_path)
+    assert set(told["runs"]) == {"selffl", "fedamp", "persfl", "ditto", "fedavg", "separate"}
+    accuracy = {row["method"]: row["mean"] for row in told["metrics"] if row["metric"] == "accuracy"}
+    assert len(accuracy) == 6 and all(0 < value <= 1 for value in accuracy.values())
+    assert (tmp_path / "runs" / "demo-1" / "report.html").stat().st_size > 10_000
+    done = personafl("demo", "--rounds", 2, "--seeds", 1, "--out", "runs/demo-1", cwd=tmp_path)  # all there already
     assert done.returncode == 0 and "training alone, clients get" in done.stdout
-    assert (tmp_path / "runs" / "demo-2" / "fedavg" / "models" / "global.safetensors").exists()
+    assert "Report: runs/demo-1/report.html" in done.stdout
 
 
 def test_demo_refuses_bad_input(personafl, tmp_path):
     assert_refused(personafl("demo", "--rounds", 0, cwd=tmp_path), "rounds = 0: must be at least 1")
-    (tmp_path / "full" / "separate").mkdir(parents=True)
-    (tmp_path / "full" / "separate" / "notes.txt").write_text("precious")
-    assert_refused(personafl("demo", "--out", "full", cwd=tmp_path), "separate is not empty and holds no run")
+
+
+def test_compare(personafl, tmp_path):
+    (tmp_path / "c.toml").write_text(tomli_w.dumps({**SETTINGS, "splits": [0.6, 0.2, 0.2]}))
+    words = ["compare", "c.toml", "-a", "ditto", "--seeds", 1, "--tune", "ditto.lam=[0.1,1.0]"]
+    done = personafl(*words, "--csv", "t.csv", "--latex", "t.tex", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "Best performance:" in done.stdout and "optimistic" in done.stdout
+    assert "is the best of 2 on validation accuracy" in done.stdout
+    folder = tmp_path / "runs" / "c-compare"
+    assert (tmp_path / "t.csv").read_text() == (folder / "table.csv").read_text()
+    assert (tmp_path / "t.tex").read_text() == (folder / "table.tex").read_text()
+    again = personafl(*words, "--json", cwd=tmp_path)
+    told = json.loads(again.stdout)
+    assert told["added"] == ["separate", "fedavg"] and len(told["searches"][0]["trials"]) == 2
+    assert_refused(personafl("compare", "c.toml", "-a", "dito", cwd=tmp_path), "did you mean 'ditto'")
+
+
+def test_export(personafl, tmp_path):
+    (tmp_path / "c.toml").write_text(tomli_w.dumps(SETTINGS))
+    assert personafl("run", "c.toml", "--out", "run", cwd=tmp_path).returncode == 0
+    done = personafl("export", "run", "--all", "--json", cwd=tmp_path)
+    files = json.loads(done.stdout)["files"]
+    assert len(files) == 5 and all((tmp_path / file).exists() for file in files)
+    assert_refused(personafl("export", "run", cwd=tmp_path), "--client ID, or take everybody with --all")
+    assert_refused(personafl("export", "run", "--all", cwd=tmp_path), "exists already")
 
 
 def test_help(personafl):
-    commands = ("run", "demo", "list", "bench", "version")
+    commands = (
+        "run", "demo", "compare", "report", "watch", "partition", "personalize", "gain", "export", "reproduce", "list",
+        "bench", "version",
+    )  # fmt: skip
     top = personafl("--help")
     assert top.returncode == 0 and all(command in top.stdout for command in commands)
     for command in commands:

@@ -24,12 +24,19 @@ def demo(
 ) -> None:
     """Forty unlike clients, real handwritten digits: does the federation help them?
 
-    Compares six methods and writes a report. Example: personafl demo --rounds 20
+    Compares six methods and writes a report, in under a minute.
+
+    Examples:
+
+      personafl demo
+
+      personafl demo --rounds 20 --seeds 1 --out runs/first-look
     """
     from personafl.compare import run_plan
     from personafl.demo import demo_plan, sentence
     from personafl.events import StudyProgress
-    from personafl.report import write_report
+    from personafl.report.data import report_data
+    from personafl.report.files import default_page, write_page
     from personafl.study import judge
     from personafl.study_tables import caption, sentences, terminal_tables
 
@@ -44,7 +51,8 @@ def demo(
         raise typer.Exit(130) from None
     judgement = judge(found.methods)
     write_files(found, judgement)
-    report = write_report([folder])
+    page = default_page([folder])
+    write_page(page, report_data([folder]))
     if as_json:
         print((folder / "comparison.json").read_text(encoding="utf-8"), end="")
         return
@@ -53,7 +61,7 @@ def demo(
     out.print(caption(judgement), style="dim", highlight=False, markup=False)
     for answer in (*sentences(judgement), sentence(found)):
         say(out, answer)
-    say(out, f"Report: {report}")
+    say(out, f"Report: {page}")
 
 
 def _next_free(parent: Path) -> Path:
