@@ -25,6 +25,7 @@ demo: install ## train and compare on a small data set, and write a report
 	@$(VENV)/bin/personafl demo
 
 test: lint types ## lint, types, then the tests and the examples in docstrings
+	@sh scripts/chromium.sh
 	$(PY) -m pytest
 
 test-slow: install ## the tests that take minutes

@@ -176,8 +176,8 @@ def measure(run: Run, local: Floats | None = None, common: Floats | None = None)
         "top_10": performance.top_10,
         "bmta": metrics.best_mean_accuracy(mean_accuracies(run)[1]).best,
     }
-    if "global_accuracy" in last:
-        found["global_accuracy"] = last["global_accuracy"]
+    if "global_accuracy" in (score := run.score):
+        found["global_accuracy"] = score["global_accuracy"]
     if (predictions := run.predictions()) is not None:
         label, said = (_floats(predictions, name) for name in ("label", "personal_class"))
         found["f1"] = metrics.macro_scores(label.astype(np.int64), said.astype(np.int64)).f1
@@ -248,15 +248,19 @@ def by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return out
 
 
-_OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "engine")
+_OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "models_mb", "engine")
 
 
 def _references(results: Results, method: str, seed: int) -> tuple[Floats | None, Floats | None]:
-    """The clients' accuracies alone and with FedAvg's global model, on the same data; none for training alone."""
+    """The clients' accuracies alone and with FedAvg's global model, on the same data; none for training alone.
+
+    Runs of one seed that evaluate equally many clients evaluate the same ones.
+    """
     if method == LOCAL or seed not in results.get(LOCAL, {}) or seed not in results.get(GLOBAL, {}):
         return None, None
     alone, together, run = results[LOCAL][seed], results[GLOBAL][seed], results[method][seed]
-    if len({each.manifest["resolved"]["fingerprint"] for each in (alone, together, run)}) > 1:
+    compared = (alone, together, run)
+    if len({(e.manifest["resolved"]["fingerprint"], e.manifest.get("eval_clients", 0)) for e in compared}) > 1:
         return None, None
     return accuracy_of(alone), accuracy_of(together, "global")
 

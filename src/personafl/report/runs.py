@@ -1,0 +1,107 @@
+"""The runs that a report is about: found, named, and sorted by method and seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from personafl.errors import RunError
+from personafl.run import Run
+from personafl.study import by_method, open_runs
+
+SUMMARY = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Runs by method and seed, and what is known of how they came about."""
+
+    methods: dict[str, dict[int, Run]]
+    """Runs that were evaluated at least once."""
+    title: str
+    waiting: list[Run] = field(default_factory=list)
+    """Runs without an evaluation so far."""
+    comparison: dict[str, Any] = field(default_factory=dict)
+    """comparison.json, where the folder of a comparison has one."""
+    others: list[str] = field(default_factory=list)
+    """Unfinished runs in a comparison's folder that its comparison.json does not list: it goes on, or was extended."""
+
+    @property
+    def runs(self) -> list[tuple[str, int, Run]]:
+        return [(method, seed, run) for method, runs in self.methods.items() for seed, run in runs.items()]
+
+
+def find_runs(paths: Sequence[Path]) -> Reported:
+    """Open run folders, or the folder of a comparison, which says how its methods are called.
+
+    Parameters
+    ----------
+    paths
+        Run folders. A folder of run folders stands for all of them, or for those that its comparison.json lists.
+    """
+    if not paths:
+        raise RunError("there is no run to report: name a run folder, or the folder of a comparison")
+    title = paths[0].resolve().name if len(paths) == 1 else ", ".join(p.resolve().name for p in paths[:3])
+    title += f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    summaries = {path: _summary(path) for path in paths}
+    if len(paths) == 1 and (comparison := summaries[paths[0]]):
+        listed = _listed(paths[0], comparison)
+        methods = {m: {seed: Run(folder) for seed, folder in runs.items()} for m, runs in listed.items()}
+        opened = [run for runs in methods.values() for run in runs.values()]
+        unlisted = sorted({file.parent for file in paths[0].glob("*/run.toml")} - {run.path for run in opened})
+        others = [folder.name for folder in unlisted if not (folder / "models").exists()]
+    else:
+        comparison, others, opened = {}, [], []
+        for path, summary in summaries.items():
+            inside = [p for runs in _listed(path, summary).values() for p in runs.values()]
+            opened += [Run(p) for p in inside] if inside else open_runs([path])
+        _check(opened)
+        methods = by_method(opened)
+    _check(opened)
+    waiting = [run for run in opened if not _evaluated(run)]
+    left = {run.path for run in waiting}
+    methods = {m: {seed: run for seed, run in runs.items() if run.path not in left} for m, runs in methods.items()}
+    return Reported({m: runs for m, runs in methods.items() if runs}, title, waiting, comparison, others)
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    file = path / SUMMARY
+    if (path / "run.toml").is_file() or not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        ok = isinstance(found["runs"], dict) and all(isinstance(runs, dict) for runs in found["runs"].values())
+    except (OSError, ValueError, KeyError, TypeError):
+        ok = False
+    if not ok:
+        raise RunError(f"{file} cannot be read: make it again with personafl compare, or remove it")
+    return {"searches": [], "failures": [], "added": [], **found}
+
+
+def _listed(path: Path, summary: dict[str, Any]) -> dict[str, dict[int, Path]]:
+    """The run folders of a comparison.json; they lie beside it, wherever it says they do."""
+    out: dict[str, dict[int, Path]] = {}
+    for method, runs in summary.get("runs", {}).items():
+        for seed, name in runs.items():
+            if not str(seed).isdecimal() or not isinstance(name, str) or Path(name).name != name:
+                raise RunError(f"{path / SUMMARY} names {name!r} as the run of {method}, seed {seed}: it is damaged")
+            out.setdefault(str(method), {})[int(seed)] = path / name
+    return out
+
+
+def _check(runs: Sequence[Run]) -> None:
+    for run in runs:
+        manifest = run.manifest
+        tables = (manifest.get("algorithm"), manifest.get("resolved"))
+        if not all(isinstance(table, dict) for table in tables) or not isinstance(manifest.get("seed"), int):
+            raise RunError(f"{run.path}/run.toml lacks algorithm, resolved or seed: it is not that of a run")
+        if "name" not in manifest["algorithm"] or "fingerprint" not in manifest["resolved"]:
+            raise RunError(f"{run.path}/run.toml lacks algorithm.name or resolved.fingerprint: it is not that of a run")
+
+
+def _evaluated(run: Run) -> bool:
+    """Whether there is a line in rounds.jsonl and an evaluation; a round's evaluation is written before its line."""
+    return bool(run.rounds()) and (run.folder.clients_file.exists() or run.folder.unmerged)

@@ -1,0 +1,144 @@
+"""A headless Chromium, spoken to through a pipe (the DevTools protocol with `--remote-debugging-pipe`)."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+
+
+def chromium():
+    """The browser's program, or None where there is none."""
+    return next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+
+
+class Browser:
+    """One process; `open` makes a page in it."""
+
+    def __init__(self):
+        self._profile = tempfile.TemporaryDirectory(prefix="personafl-chromium-", ignore_cleanup_errors=True)
+        to_browser, self._write = os.pipe()
+        self._read, from_browser = os.pipe()
+        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                 "--disable-background-networking", "--disable-extensions", "--hide-scrollbars",
+                 "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}")  # fmt: skip
+
+        # Chromium reads commands from descriptor 3 and answers on 4. A shell puts them there.
+        shell = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$0" "$@"'
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", shell, chromium(), *flags, "about:blank"],
+            pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(to_browser)
+        os.close(from_browser)
+        self._number, self._rest, self.events = 0, b"", []
+
+    def call(self, method, session=None, **values):
+        """Send a command and wait for its answer; events that come in between are kept."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": values} | ({"sessionId": session} if session else {})
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self.events.append(answer)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def open(self, address, **settings):
+        return Page(self, address, **settings)
+
+    def close(self):
+        self._process.terminate()
+        self._process.wait(10)
+        os.close(self._read)
+        os.close(self._write)
+        self._profile.cleanup()
+
+    def _next(self, patience=30.0):
+        until = time.monotonic() + patience
+        while b"\0" not in self._rest:
+            if not select.select([self._read], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError("Chromium does not answer")
+            self._rest += os.read(self._read, 1 << 16)
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+
+class Page:
+    """A page that has finished loading, with what it said and asked for since."""
+
+    def __init__(self, browser, address, width=1280, height=900, dark=False, still=True):
+        self.browser = browser
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.target = target
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        features += [{"name": "prefers-reduced-motion", "value": "reduce"}] if still else []
+        self.call("Emulation.setEmulatedMedia", features=features)
+        self.call("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete' && document.getElementById('footer').textContent !== ''")
+
+    def call(self, method, **values):
+        return self.browser.call(method, self.session, **values)
+
+    def run(self, script):
+        """The value of a JavaScript expression."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", str(found)))
+        return found["result"].get("value")
+
+    def wait(self, script, patience=20.0):
+        until = time.monotonic() + patience
+        while not self.run(script):
+            if time.monotonic() > until:
+                raise TimeoutError(f"never true: {script}")
+            time.sleep(0.02)
+
+    def key(self, key, code=None, number=0):
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=code or key, windowsVirtualKeyCode=number)
+
+    def point(self, x, y):
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def errors(self):
+        """What the console and the log complain about, uncaught exceptions included."""
+        mine = [e for e in self.browser.events if e.get("sessionId") == self.session]
+        said = [e["params"] for e in mine if e["method"] == "Runtime.exceptionThrown"]
+        said += [
+            e["params"]
+            for e in mine
+            if e["method"] == "Runtime.consoleAPICalled" and e["params"]["type"] in ("error", "warning")
+        ]
+        return said + [
+            e["params"] for e in mine if e["method"] == "Log.entryAdded" and e["params"]["entry"]["level"] != "verbose"
+        ]
+
+    def requests(self):
+        """Addresses that were asked for, other than data: and the page itself."""
+        mine = [
+            e
+            for e in self.browser.events
+            if e.get("sessionId") == self.session and e["method"] == "Network.requestWillBeSent"
+        ]
+        asked = [e["params"]["request"]["url"] for e in mine if e["params"].get("type") != "Document"]
+        return [address for address in asked if not address.startswith("data:")]
+
+    def picture(self, path, whole=True):
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(shot["data"]))
+
+    def close(self):
+        self.browser.call("Target.closeTarget", targetId=self.target)

@@ -1,0 +1,233 @@
+"""The page in a real browser: it draws without complaint, asks nobody for anything, and can be worked with."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from scipy.special import ndtri
+
+from personafl.report import page, report_data
+from personafl.report.serve import make_server
+from tests.report.browser import Browser, chromium
+from tests.report.folders import IDS, compared, predicted, written
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here: scripts/chromium.sh installs it")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    made = Browser()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Addresses of a page with everything on it, a regression's, an unfinished run's, and a thousand clients'."""
+    folder = tmp_path_factory.mktemp("pages")
+    rng = np.random.default_rng(0)
+    full = compared(folder / "full")
+    labels = rng.integers(0, 2, 60)
+    table = predicted(labels, labels + rng.normal(size=60), rng.integers(0, 3, 60))
+    groups = ["x", "y", "x", "y"]
+    run = written(full / "a", "fedamp", predictions=table, groups=groups)
+    (run.path / "evaluations").mkdir()
+    save_file({"weights": np.full((4, 4), 0.25, np.float32)}, run.path / "evaluations" / "round-000001.safetensors")
+    known = {"sigma2": [1.0, 2, 3, np.nan], "gain": [np.nan, 2, 3, 1]}
+    written(full / "b", "selffl", columns=known, correct=[(4, 8, 3, 0), (9, 11, 4, 0)])
+    chosen = {"teacher_round": [1.0, 1, 1, 0], "imitation": [0.0, 0.5, 0.5, 0], "temperature": [1.0, 5, 5, 1]}
+    written(full / "p", "persfl", columns=chosen)
+    for k, method in enumerate(("apfl", "pfedme", "fedprox", "scaffold")):
+        written(full / method, method, 0, [(5 + k, 9, 3, 0)])
+    regression = written(folder / "regression", correct=[(0.1, 0.2, 0.3, 0)], regression=True).path
+    unfinished = written(folder / "unfinished", finished=False, rounds=9).path
+    waiting = written(folder / "waiting", finished=False)
+    (waiting.path / "rounds.jsonl").unlink()
+    ids = [f"client-{m}" for m in range(1000)]
+    many = written(folder / "many", ids=ids, correct=[np.resize([9, 12, 4, 0], 1000)]).path
+    found = {}
+    for name, path in {"full": full, "regression": regression, "unfinished": unfinished, "waiting": waiting.path,
+                       "many": many}.items():  # fmt: skip
+        (folder / f"{name}.html").write_text(page(report_data([path])), encoding="utf-8")
+        found[name] = (folder / f"{name}.html").as_uri()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dark"),
+    [("full", 1280, False), ("full", 360, True), ("regression", 360, False), ("unfinished", 1280, True),
+     ("waiting", 1280, False), ("many", 360, False)],
+)  # fmt: skip
+def test_it_draws_without_complaint_and_asks_for_nothing(browser, pages, name, width, dark):
+    shown = browser.open(pages[name], width=width, dark=dark)
+    assert shown.errors() == []
+    assert shown.requests() == []
+    assert shown.run("document.documentElement.scrollWidth") <= width
+    paper = shown.run("getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    assert shown.run("[...document.querySelectorAll('.plot')].every((p) => !p.offsetParent || p.children.length)")
+    assert "NaN" not in shown.run("document.body.innerHTML.replace(/<script[^]*?<\\/script>/g, '')")
+    shown.close()
+
+
+@pytest.fixture(scope="module")
+def full(browser, pages):
+    shown = browser.open(pages["full"])
+    yield shown
+    shown.close()
+
+
+def test_every_section_is_there_when_there_is_something_to_show(full, browser, pages):
+    there = full.run("[...document.querySelectorAll('section:not([hidden])')].map((s) => s.id)")
+    assert {"answer", "numbers", "learning", "spread", "pairs", "uncertainty", "collaboration", "distillation",
+            "detection", "clients", "origin"} <= set(there)  # fmt: skip
+    waiting = browser.open(pages["waiting"])
+    assert waiting.run("[...document.querySelectorAll('section:not([hidden])')].map((s) => s.id)") == ["origin"]
+    assert "no evaluation yet" in waiting.run("document.getElementById('notes').innerText")
+    waiting.close()
+
+
+def test_an_id_that_is_a_script_is_shown_as_text(full):
+    cells = full.run("[...document.querySelectorAll('#client-table tbody th')].map((c) => c.textContent)")
+    assert set(IDS) == set(cells)
+    assert full.run("document.querySelectorAll('script').length") == 2
+
+
+def test_the_headline_table_has_the_judgements_numbers(full):
+    rows = full.run("[...document.querySelectorAll('#tables table')][0].innerText").splitlines()
+    ditto = next(row for row in rows if row.startswith("ditto"))
+    assert "63.75" in ditto and "± 1.25" in ditto  # 25 and 26 of 40
+
+
+def test_the_table_sorts_by_buttons_and_says_so(full):
+    heads = "[...document.querySelectorAll('#client-table thead button')]"
+
+    def column(key):
+        k = full.run(f"{heads}.findIndex((b) => b.textContent.startsWith({json.dumps(key)}))")
+        sorted_ = full.run(f"{heads}[{k}].parentElement.getAttribute('aria-sort')")
+        rows = "[...document.querySelectorAll('#client-table tbody tr')]"
+        return [sorted_, full.run(f"{rows}.map((row) => row.children[{k}].textContent)")]
+
+    def press(key):
+        full.run(f"{heads}.find((b) => b.textContent.startsWith({json.dumps(key)})).click()")
+
+    press("train")
+    assert column("train") == ["descending", ["50", "40", "30", "20"]]
+    press("train")
+    assert column("train") == ["ascending", ["20", "30", "40", "50"]]
+    press("ditto")
+    assert column("ditto") == ["descending", ["90.0", "60.0", "40.0", "–"]]
+    press("GAIN")
+    assert column("GAIN") == ["descending", ["3", "2", "1", "–"]]
+    press("GAIN")
+    assert column("GAIN") == ["ascending", ["1", "2", "3", "–"]]  # what is not known stays last
+    assert full.run("document.querySelectorAll('[aria-sort]').length") == 1
+
+
+def test_searching_a_thousand_clients_is_quick(browser, pages):
+    shown = browser.open(pages["many"])
+    assert shown.run("document.querySelectorAll('#client-table tbody tr').length") == 100
+    taken = shown.run(
+        "(() => { const box = document.getElementById('search'), from = performance.now(); "
+        "box.value = 'client-99'; box.dispatchEvent(new Event('input')); return performance.now() - from; })()"
+    )
+    ids = shown.run("[...document.querySelectorAll('#client-table tbody th')].map((c) => c.textContent)")
+    assert ids == ["client-99", *(f"client-{m}" for m in range(990, 1000))]
+    assert "11 of 1,000 clients" in shown.run("document.getElementById('clients-count').textContent")
+    assert taken < 500
+    shown.close()
+
+
+def test_pointing_at_a_curve_shows_its_values(full):
+    full.run("document.getElementById('curves').scrollIntoView({ block: 'center' })")
+    box = json.loads(full.run("JSON.stringify(document.querySelector('#curves svg').getBoundingClientRect())"))
+    full.point(box["left"] + box["width"] - 125, box["top"] + box["height"] / 2)
+    full.wait("!document.getElementById('tip').hidden")
+    said = full.run("document.getElementById('tip').innerText")
+    assert "round 2" in said and "ditto" in said and "(62.5–65.0)" in said
+    full.point(5, 5)
+    full.wait("document.getElementById('tip').hidden")
+
+
+def test_the_keyboard_reaches_the_figures_and_is_told_the_values(full):
+    full.run("document.querySelector('#curves svg').focus()")
+    assert full.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    full.key("End", number=35)
+    full.key("ArrowLeft", number=37)
+    assert full.run("document.getElementById('spoken').textContent").startswith("round 1: ")
+    full.key("Escape", number=27)
+    assert full.run("document.getElementById('tip').hidden")
+
+
+def test_tab_begins_with_the_link_past_the_navigation(browser, pages):
+    shown = browser.open(pages["regression"])
+    reached = []
+    for _ in range(60):
+        shown.key("Tab", number=9)
+        reached.append(shown.run("((e) => e.id || e.textContent || e.tagName)(document.activeElement)"))
+    assert reached[0] == "Skip to the results" and reached[1] == "theme"
+    assert "search" in reached and "client" in reached
+    shown.close()
+
+
+def test_the_legend_takes_methods_away_and_brings_them_back(full):
+    button = "document.querySelector('#learning .legend button')"
+    lines = full.run("document.querySelectorAll('#curves .line').length")
+    full.run(f"{button}.click()")
+    assert full.run(f"{button}.getAttribute('aria-pressed')") == "false"
+    assert full.run("document.querySelectorAll('#curves .line').length") < lines
+    full.run(f"{button}.click()")
+    assert full.run("document.querySelectorAll('#curves .line').length") == lines
+
+
+def test_two_methods_are_compared_client_by_client(full):
+    choose = (
+        "((id, v) => { const s = document.getElementById(id); s.value = v; s.dispatchEvent(new Event('change')); })"
+    )
+    full.run(f"{choose}('pair-x', 'personal separate'), {choose}('pair-y', 'personal ditto')")
+    # .9 .6 .4 and .9 .65 .4 against .5 .5 .5, twice
+    assert full.run("document.getElementById('pair-says').textContent") == (
+        "Of 6 clients over all seeds, 4 (67 %) do better with ditto than with separate, 2 (33 %) do worse, "
+        "0 (0 %) do as well."
+    )
+
+
+def test_the_theme_can_be_changed(full):
+    before = full.run("getComputedStyle(document.body).backgroundColor")
+    full.run("document.getElementById('theme').click()")
+    assert full.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)" != before
+    assert full.run("document.getElementById('theme').textContent") == "Light"
+    full.run("document.getElementById('theme').click()")
+    assert full.run("getComputedStyle(document.body).backgroundColor") == before
+
+
+def test_csv_keeps_commas_apart_and_formulas_harmless(full):
+    lines = full.run("csvText()").splitlines()
+    assert lines[0].startswith("client,")
+    assert any(line.startswith("'=1+1,") for line in lines)
+
+
+def test_normal_deviates_are_scipys(full):
+    rates = [0.0005, 0.02, 0.0243, 0.3, 0.5, 0.9, 0.99]
+    assert full.run(f"{rates}.map(probit)") == pytest.approx(ndtri(rates).tolist(), abs=1e-7)
+
+
+def test_the_page_of_a_run_that_goes_on_refreshes_itself(browser, tmp_path):
+    run = written(tmp_path / "run", correct=[(5, 9, 3, 0)], finished=False, rounds=2)
+    with make_server([run.path]) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            shown = browser.open(f"http://127.0.0.1:{server.server_port}/")
+            assert "is not finished" in shown.run("document.getElementById('notes').innerText")
+            shown.wait("document.getElementById('live').textContent === 'live'")
+            run.folder.merge_clients()
+            run.folder.write_models("personal", {}, {})
+            shown.wait("document.getElementById('notes').hidden")
+            assert shown.errors() == []
+            shown.close()
+        finally:
+            server.shutdown()
+            thread.join()
