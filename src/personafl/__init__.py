@@ -33,6 +33,7 @@ from personafl.events import Listener
 from personafl.federation import Federation
 from personafl.run import Run, load
 from personafl.task import Task
+from personafl.trackers import MLflow, TensorBoard
 from personafl.train import train
 from personafl.version import __version__
 
@@ -51,6 +52,7 @@ __all__ = [
     "HeurFedAmp",
     "Listener",
     "Local",
+    "MLflow",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
@@ -62,6 +64,7 @@ __all__ = [
     "SelfFLAug",
     "Separate",
     "Task",
+    "TensorBoard",
     "__version__",
     "data",
     "load",

@@ -1,13 +1,14 @@
 """The command line.
 
 Exit codes: 0 done; 2 something in the input is wrong (one line says what); 3 training broke down (every client
-diverged); 130 stopped by Ctrl-C (the run can be resumed).
+diverged); 130 stopped by Ctrl-C (the run can be resumed); 1 `watch` saw a run stop before its end.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import typer
 from rich.logging import RichHandler
@@ -21,46 +22,74 @@ from personafl.commands.gain import gain
 from personafl.commands.list import list_
 from personafl.commands.partition import partition
 from personafl.commands.personalize import personalize
+from personafl.commands.report import report
 from personafl.commands.reproduce import reproduce
 from personafl.commands.run import run
+from personafl.commands.watch import watch
 from personafl.version import __version__
 
 app = typer.Typer(
     name="personafl",
     help="Personalized federated learning: a model for each client, with the help of the others.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
-for command in (demo, run, compare, partition, personalize, gain, export, reproduce, bench):
+for command in (demo, run, compare, report, watch, partition, personalize, gain, export, reproduce, bench):
     app.command()(command)
 app.command("list")(list_)
 
 
 @app.command()
 def version() -> None:
-    """Print the version."""
+    """Print the version.
+
+    Examples:
+
+      personafl version
+    """
     print(__version__)
 
 
 def main() -> None:
     """Entry point: user mistakes become one line and an exit code."""
     # On a terminal, warnings have to make way for the progress bar; elsewhere each is one line.
-    handler = RichHandler(console=err, show_time=False, show_path=False) if err.is_terminal else logging.StreamHandler()
+    handler = (
+        RichHandler(console=err, show_time=False, show_path=False) if err.is_interactive else logging.StreamHandler()
+    )
     logging.basicConfig(
-        level=logging.WARNING, format="%(message)s" if err.is_terminal else "warning: %(message)s", handlers=[handler]
+        level=logging.WARNING,
+        format="%(message)s" if err.is_interactive else "warning: %(message)s",
+        handlers=[handler],
     )
     from personafl.errors import PersonaflError
 
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="personafl", standalone_mode=False))
     except PersonaflError as error:
-        err.print(f"[bold red]error:[/] {_escaped(error)}", highlight=False, soft_wrap=True)
+        _say_error(str(error))
         sys.exit(error.exit_code)
+    except _UsageError as error:
+        _say_error(_mistyped(error))
+        sys.exit(PersonaflError.exit_code)
 
 
-def _escaped(error: Exception) -> str:
+# What typer raises for a mistyped command or option. It has no public name, but a public subclass.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def _mistyped(error: Any) -> str:
+    """What typer has to say, in our manner.
+
+    >>> _mistyped(_UsageError("No such option: --ronds"))
+    'no such option: --ronds (see personafl --help)'
+    """
+    said = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx else "personafl"
+    return f"{said[:1].lower()}{said[1:]} (see {command} --help)"
+
+
+def _say_error(text: str) -> None:
     from rich.markup import escape
 
-    return escape(" ".join(str(error).split()))
+    err.print(f"[bold red]error:[/] {escape(' '.join(text.split()))}", highlight=False, soft_wrap=True)

@@ -146,5 +146,5 @@ def _bars(console: Console) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not console.is_interactive,
     )

@@ -41,13 +41,14 @@ def compare(
 ) -> None:
     """Compare methods over several seeds: who is better, for whom, and is the difference real?
 
-    Runs what is missing and reuses what exists, so the same command continues after an interruption.
+    Runs what is missing and reuses what exists, so the same command continues
+    after an interruption.
 
     Examples:
 
       personafl compare mnist.toml -a selffl,ditto,fedamp --seeds 5
 
-      personafl compare mnist.toml -a ditto,fedprox --tune ditto.lam=[0.1,1] --tune local.lr=[0.01,0.1]
+      personafl compare mnist.toml -a ditto,fedprox --tune 'ditto.lam=[0.1,1]'
     """
     from personafl.compare import plan, run_plan
     from personafl.config import read_tables
@@ -62,12 +63,14 @@ def compare(
         with StudyProgress(planned.jobs(), err) as progress:
             found = run_plan(planned, folder, progress.listeners)
     except KeyboardInterrupt:
-        words = ["personafl", "compare", str(config), "-a", ",".join(names), "--seeds", str(seeds)]
+        words = ["personafl", "compare", str(config), *(["-a", ",".join(names)] if names else [])]
+        words += ["--seeds", str(seeds)]
         words += [w for part in set_ or [] for w in ("-s", part)] + [w for part in tune or [] for w in ("--tune", part)]
         words += ["--tune-seeds", str(tune_seeds)] if tune_seeds != 1 else []
         words += ["--out", str(out_folder)] if out_folder else []
-        words += ["--data-dir", str(data_dir)] if data_dir else []
-        say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(w for w in words if w)}")
+        for option, value in (("--csv", csv), ("--latex", latex), ("--data-dir", data_dir)):
+            words += [option, str(value)] if value else []
+        say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(words)}")
         raise typer.Exit(130) from None
     judgement = judge(found.methods)
     write_files(found, judgement, csv, latex)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from personafl.commands.console import Json, out, say
+from personafl.commands.console import Json, out, print_json, say
 
 
 def export(
@@ -24,16 +23,17 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write personal models for use elsewhere, each with a card (JSON) that says what it is.
+    r"""Write personal models for use elsewhere, each with a card (JSON) that says what it is.
 
-    safetensors holds the weights; torch is a program that torch.export.load runs without the model's code; onnx needs
-    the extra packages of personafl[onnx].
+    safetensors holds the weights; torch is a program that torch.export.load
+    runs without the model's code; onnx needs the extra packages of
+    personafl\[onnx].
 
     Examples:
 
       personafl export runs/mnist-selffl-0 --client client-7
 
-      personafl export runs/mnist-selffl-0 --all --format safetensors,torch --out models
+      personafl export runs/mnist-selffl-0 --all --format torch --out models
     """
     from personafl.errors import ConfigError
     from personafl.export import export as write
@@ -46,7 +46,7 @@ def export(
     wanted = [name.strip() for name in formats.split(",") if name.strip()]
     files = write(found, ids, out_folder or run_folder / "export", wanted)  # type: ignore[arg-type]
     if as_json:
-        print(json.dumps({"files": [str(file) for file in files]}))
+        print_json({"files": [str(file) for file in files]})
         return
     for file in files[:5]:
         say(out, str(file))

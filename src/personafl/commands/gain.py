@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from personafl.commands.console import Json, out
+from personafl.commands.console import Json, out, print_json, say
 
 
 def gain(
@@ -25,7 +24,14 @@ def gain(
 ) -> None:
     """Tell who profits from the federation and by how much, who mainly gives, and who need not join.
 
-    Example: personafl gain runs/mnist-selffl-0
+    Self-FL learns how unlike the clients are. From that it can be said what
+    the others' data is worth to each of them.
+
+    Examples:
+
+      personafl gain runs/mnist-selffl-0
+
+      personafl gain runs/mnist-selffl-0 --threshold 1.5 --plot gain.pdf
     """
     from personafl.gain import gains, plot, sentence
     from personafl.run import load
@@ -34,7 +40,7 @@ def gain(
     columns = ("clients", "samples", "steps", "sigma2", "weight", "gain", "verdict")
     values = [dict(zip(columns, row, strict=True)) for row in zip(*(getattr(found, c) for c in columns), strict=True)]
     if as_json:
-        print(json.dumps([{k: _plain(v) for k, v in row.items()} for row in values]))
+        print_json([{k: _plain(v) for k, v in row.items()} for row in values])
         return
     values.sort(key=lambda row: -np.nan_to_num(row["gain"], nan=-np.inf))
     shown = values if len(values) <= 2 * rows else [*values[:rows], None, *values[-rows:]]
@@ -42,16 +48,14 @@ def gain(
     for row in shown:
         table.add_row(*(["…"] * 7 if row is None else [_brief(row[c]) for c in columns]))
     out.print(table)
-    out.print(sentence(found, threshold))
+    say(out, sentence(found, threshold))
     target = plot_file or run_folder / "gain.png"
     plot(found, target)
-    out.print(f"Plot: {target}")
+    say(out, f"Plot: {target}")
 
 
 def _plain(value: Any) -> Any:
-    """A number for JSON, which has no NaN."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _brief(value: Any) -> str:

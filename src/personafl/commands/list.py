@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from personafl.commands.console import Json, out
+from personafl.commands.console import Json, out, print_json
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, data, partitions, models, engines or tables.")],
-    name: Annotated[str | None, typer.Argument(help="Show all about one of them.")] = None,
+    what: Annotated[
+        str, typer.Argument(help="algorithms, data, partitions, models, engines or tables.", metavar="WHAT")
+    ],
+    name: Annotated[str | None, typer.Argument(help="Show all about one of them.", metavar="NAME")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what there is to choose from.
+
+    With a name, all about it: its settings, their defaults, its paper.
 
     Examples:
 
@@ -45,7 +48,7 @@ def list_(
     if what == "engines" and name is None:
         rows.append({"name": "auto", "about": "Times the others on this model and machine and takes the fastest."})
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     if name is not None:
         about = Table(show_header=False, box=None)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from personafl.commands.console import DataDir, Json, Overrides, out, say
+from personafl.commands.console import DataDir, Json, Overrides, out, print_json, say
 
 
 def partition(
@@ -28,6 +27,8 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Show how a config divides the data over clients, without training.
+
+    Who has how many samples, how unlike the clients are, and a picture of it.
 
     Examples:
 
@@ -49,7 +50,7 @@ def partition(
     if drawn:
         plot(federation, target)
     if as_json:
-        print(json.dumps({**made, "plot": str(target) if drawn else None}))
+        print_json({**made, "plot": str(target) if drawn else None})
         return
     out.print(summary_table(made))
     for note in made["notes"]:

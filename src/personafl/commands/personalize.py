@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,16 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from personafl.commands.console import Json, out
+from personafl.commands.console import Json, out, print_json, say
 
 
 def personalize(
     run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", readable=False)],
     data: Annotated[
         Path,
-        typer.Argument(help="A .npz file with x and y, or a folder with one for each newcomer.", readable=False),
+        typer.Argument(
+            help="A .npz file with x and y, or a folder with one for each newcomer.", metavar="DATA", readable=False
+        ),
     ],
     out_file: Annotated[Path, typer.Option("--out", help="Where the models go (safetensors).", readable=False)] = Path(
         "personalized.safetensors"
@@ -26,7 +27,14 @@ def personalize(
 ) -> None:
     """Make personalized models for clients that were not there for the training.
 
-    Example: personafl personalize runs/mnist-ditto-0 new-hospital.npz --out new-hospital.safetensors
+    A newcomer gets what the server would send now, and trains on its own data
+    as the run's algorithm says. Nothing in the run folder changes.
+
+    Examples:
+
+      personafl personalize runs/mnist-ditto-0 new-hospital.npz
+
+      personafl personalize runs/mnist-ditto-0 newcomers/ --out new.safetensors
     """
     from personafl.errors import DataError
     from personafl.newcomers import newcomer_engine, newcomer_federation, personalize_newcomers, read_newcomers
@@ -49,10 +57,10 @@ def personalize(
         for k, name in enumerate(federation.ids)
     ]
     if as_json:
-        print(json.dumps({"models": str(out_file), "newcomers": rows}))
+        print_json({"models": str(out_file), "newcomers": rows})
         return
     table = Table(*rows[0], caption="means over their own test samples, where they brought any")
     for row in rows:
         table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
     out.print(table)
-    out.print(f"Models: {out_file}")
+    say(out, f"Models: {out_file}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from personafl.commands.console import DataDir, Json, err, out
+from personafl.commands.console import DataDir, Json, err, out, print_json, say
 
 
 def reproduce(
@@ -24,15 +23,21 @@ def reproduce(
 ) -> None:
     """Run a study of a paper again, with its tables and figures.
 
-    Example: personafl reproduce selffl-synthetic --quick
+    What comes out stands beside what the paper published.
+
+    Examples:
+
+      personafl list tables
+
+      personafl reproduce selffl-synthetic --quick
     """
     from personafl.tables import reproduce as run_again
 
     folder = out_folder or Path("runs") / f"{table}-{seed}{'-quick' if quick else ''}"
-    tables, summary = run_again(table, folder, quick, seed, None if as_json else err.print)
+    tables, summary = run_again(table, folder, quick, seed, err.print if err.is_interactive and not as_json else None)
     if as_json:
-        print(json.dumps(summary))
+        print_json(summary)
         return
     for shown in tables:
         out.print(shown)
-    out.print(f"Folder: {folder} ({', '.join(summary['files'])})", markup=False, highlight=False, soft_wrap=True)
+    say(out, f"Folder: {folder} ({', '.join(summary['files'])})")

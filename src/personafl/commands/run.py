@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from personafl.commands.console import DataDir, Json, Overrides, err, out
+from personafl.commands.console import DataDir, Json, Overrides, err, out, print_json, say
 
 if TYPE_CHECKING:
     from personafl.run import Run
@@ -27,41 +26,59 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder after its last checkpoint.")
     ] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write curves for TensorBoard, to a folder in DIR.", readable=False),
+    ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Also tell MLflow there, such as sqlite:///mlflow.db.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Train what a config describes.
+
+    Ctrl-C ends the round that is going on and saves; with --resume the same
+    command continues after the last checkpoint.
 
     Examples:
 
       personafl run mnist.toml -s algorithm.name=fedprox -s local.steps=40
 
       personafl run mnist.toml --out runs/first --resume
+
+      personafl run mnist.toml --tensorboard boards --mlflow sqlite:///mlflow.db
     """
     from personafl.config import read_config
     from personafl.events import ProgressBar
     from personafl.runner import Interrupted
+    from personafl.trackers import MLflow, TensorBoard
     from personafl.train import train_config
 
     settings = read_config(config, set_ or [])
     folder = out_folder or Path("runs") / f"{config.stem}-{settings.algorithm.name}-{settings.seed}"
+    name = folder.resolve().name
+    boards = [TensorBoard(tensorboard / name)] if tensorboard else []
+    trackers = [MLflow(mlflow, name=name)] if mlflow else []
     try:
-        done = train_config(settings, folder, resume, [ProgressBar(err)])
+        done = train_config(settings, folder, resume, [*boards, *trackers, ProgressBar(err)])
     except KeyboardInterrupt as stop:
         how = "Stopped" if isinstance(stop, Interrupted) else "Stopped at once; the last checkpoint is kept"
         settings_again = [word for part in set_ or [] for word in ("-s", part)]
+        settings_again += ["--tensorboard", str(tensorboard)] if tensorboard else []
+        settings_again += ["--mlflow", mlflow] if mlflow else []
         settings_again += ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join(["personafl", "run", str(config), *settings_again, "--out", str(folder), "--resume"])
-        err.print(f"{how}. Continue with: {again}", markup=False, highlight=False, soft_wrap=True)
+        say(err, f"{how}. Continue with: {again}")
         raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps({"run": str(folder), **done.score}))
+        print_json({"run": str(folder), **done.score})
         return
     if "personal_loss" in done.score:
         out.print(score_table(settings.algorithm.name, done))
     else:
-        out.print("No client has test data, so nothing was measured on it.")
-    out.print(f"Run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+        say(out, "No client has test data, so nothing was measured on it.")
+    say(out, f"Run folder: {folder}")
 
 
 def score_table(name: str, run: Run) -> Table:
