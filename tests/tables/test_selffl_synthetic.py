@@ -13,6 +13,7 @@ from personafl import cli, theory
 from personafl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
+from personafl.commands import console
 from personafl.data.sources.gaussian import Gaussian
 from personafl.engines import ENGINES
 from personafl.federation import Federation
@@ -245,7 +246,7 @@ def test_the_same_seed_gives_the_same_numbers(tiny, capsys, monkeypatch, tmp_pat
 
 def test_the_printed_tables_fit_a_narrow_terminal(tiny, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.out, "_width", 80)
+    monkeypatch.setattr(console.out, "_width", 80)
     code, told, _ = command(capsys, monkeypatch, "reproduce", "selffl-synthetic", "--quick")
     assert code == 0 and (tmp_path / "runs" / "selffl-synthetic-0-quick" / "results.json").exists()
     assert "…" not in told, "no number may be cut off"
