@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from personafl.commands.console import Json, err, out
+from personafl.commands.console import Json, err, out, print_json
 
 
 def bench(
@@ -15,12 +14,21 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="torch threads. Default: all cores.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time a round on each engine, beside hand-written references in the same process."""
+    """Time a round on each engine, beside hand-written references.
+
+    The machine should have nothing else to do.
+
+    Examples:
+
+      personafl bench
+
+      personafl bench --repeat 3 --threads 1 --json
+    """
     from personafl.bench import run_bench, tables
 
-    results = run_bench(repeat, threads, progress=None if as_json else err.print)
+    results = run_bench(repeat, threads, progress=err.print if err.is_interactive and not as_json else None)
     if as_json:
-        print(json.dumps(results))
+        print_json(results)
         return
     for table in tables(results):
         out.print(table)
