@@ -64,8 +64,8 @@ KEPT = 'return {"theta": y, "trained": torch.ones_like(own["trained"])}'
 MUTATIONS: list[Mutation] = [
     *_of(
         "separate", "separate",
-        ("gradient: sign flipped", 'grad(carry["theta"]))', '-grad(carry["theta"]))'),
-        ("gradient: dropped", 'grad(carry["theta"]))', '0 * grad(carry["theta"]))'),
+        ("gradient: sign flipped", '"theta", grad)', '"theta", -grad(carry["theta"]))'),
+        ("gradient: dropped", '"theta", grad)', '"theta", 0 * grad(carry["theta"]))'),
         ("model: frozen", 'return {"theta": carry["theta"]}, {}', 'return {"theta": own["theta"]}, {}'),
     ),
     *_of(
@@ -85,16 +85,16 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "fedprox", "fedprox",
-        ("proximal term: sign flipped", 'self.mu * (y - sent["theta"])', 'self.mu * (sent["theta"] - y)'),
-        ("proximal term: dropped", ' + self.mu * (y - sent["theta"])', ""),
-        ("proximal term: no gradient (anchor follows y)", '(y - sent["theta"])', "(y - y)"),
-        ("gradient: dropped", "grad(y) + ", ""),
+        ("proximal term: sign flipped", "proximal=(self.mu,", "proximal=(-self.mu,"),
+        ("proximal term: dropped", ', proximal=(self.mu, sent["theta"])', ""),
+        ("proximal term: no gradient (anchor follows y)", '(self.mu, sent["theta"])', '(self.mu, carry["theta"])'),
+        ("gradient: dropped", "grad, proximal", '0 * grad(carry["theta"]), proximal'),
     ),
     *_of(
         "fedprox-ft", "fedprox",
         ("fine-tuning: dropped", "class FedProxFT(FineTuned, FedProx)", "class FedProxFT(FedProx, FineTuned)"),
         ("range of μ: unchecked", "        FedProx.__post_init__(self)\n", ""),
-        ("proximal term of stage 1: dropped", ' + self.mu * (y - sent["theta"])', ""),
+        ("proximal term of stage 1: dropped", ', proximal=(self.mu, sent["theta"])', ""),
     ),
     *_of(
         "scaffold", "scaffold",
@@ -116,8 +116,8 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "ditto", "ditto",
-        ("pull: sign flipped", 'self.lam * (v - sent["theta"])', 'self.lam * (sent["theta"] - v)'),
-        ("pull: dropped", ' + self.lam * (v - sent["theta"])', ""),
+        ("pull: sign flipped", "proximal=(self.lam,", "proximal=(-self.lam,"),
+        ("pull: dropped", ', proximal=(self.lam, sent["theta"])', ""),
         ("v: frozen", '{"v": carry["v"], "trained"', '{"v": own["v"], "trained"'),
         ("v: starts from w in every round", 'v = torch.where(own["trained"] > 0, own["v"], sent["theta"])',
          'v = sent["theta"]'),
@@ -163,14 +163,14 @@ MUTATIONS: list[Mutation] = [
         ("models of the server: frozen", 'models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])',
          "models = models.clone()"),
         ("w_i: frozen", 'return {"theta": w, "trained"', 'return {"theta": own["theta"], "trained"'),
-        ("distances: not centred", "a, b = a - centre, b - centre", "a, b = a + 0 * centre, b + 0 * centre"),
+        ("distances: not centred", "(block - centre for block", "(block + 0 * centre for block"),
         ("α_k: no decay", "alpha = alpha * self.alpha_decay **", "alpha = alpha * 1.0 **"),
     ),
     *_of(
         "heurfedamp", "fedamp",
         ("similarity: sign flipped", "scale * cosine", "-scale * cosine"),
         ("similarity: dropped", "scale * cosine", "0 * cosine"),
-        ("cosine: dot product instead", "_unit(w) @ _unit(everybody).T", "w @ everybody.T"),
+        ("cosine: dot product instead", "(a @ b.T).div_(of_a[:, None]).div_(of_b)", "a @ b.T"),
         ("own weight: dropped", "(1 - self.self_weight) * attention", "attention"),
         ("own model: among the others", "torch.where(other, scale * cosine, -torch.inf)", "scale * cosine"),
         ("models of the server: frozen", 'models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])',
@@ -197,7 +197,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "selffl", "selffl",
-        ("start point: shifted to the wrong side", "theta - ratio * (own", "theta + ratio * (own"),
+        ("start point: shifted to the wrong side", 'own["theta"], -torch.where', 'own["theta"], torch.where'),
         ("start point: cap dropped", "0.0).clamp(max=1.0)", "0.0)"),
         ("steps: batch size dropped", "ctx.lr / (ctx.batch_size * sigma2)", "ctx.lr / sigma2"),
         ("S: a client counts itself", "return before + after", "return before + after + values"),

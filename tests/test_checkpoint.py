@@ -164,7 +164,7 @@ def test_a_pickle_in_the_place_of_a_checkpoint_is_not_executed(folder, tmp_path)
 
 def test_what_is_saved_is_json_and_safetensors(folder):
     for path in folder.glob("*.json"):
-        assert set(json.loads(path.read_text())) == {"round", "sha256", "bytes", "values"}
+        assert set(json.loads(path.read_text())) == {"round", "sha256", "bytes", "values", "clients"}
     for path in folder.glob("*.safetensors"):
         content = path.read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from personafl import federation_files
 from personafl.data.partition import Assignment, Dirichlet, Iid
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
@@ -685,3 +686,29 @@ def test_every_way_to_make_a_federation_keeps_the_tables():
     own = Federation.from_clients({"a": ([[0], [1]], [0, 1]), "b": ([[2]], [0])}, tables=table)
     dealt = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], partition=Iid(2), tables=table)
     assert all(fed.tables["embedding"].equal(torch.eye(3)) for fed in (arrays, own, dealt))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="maps files larger than the memory on Linux only")
+def test_features_may_be_larger_than_the_memory(tmp_path):
+    """Half a terabyte, all of it a hole but for the last value."""
+    file, rows = tmp_path / "x.npy", 2**31
+    with open(file, "wb") as opened:
+        np.lib.format.write_array_header_1_0(opened, {"descr": "<f4", "fortran_order": False, "shape": (rows, 64)})
+        begin = opened.tell()
+        opened.truncate(begin + rows * 64 * 4)
+        opened.seek(-4, 2)
+        opened.write(np.float32(7).tobytes())
+    x = federation_files.map_array(file)
+    assert x.shape == (rows, 64) and x[-1, -1] == 7 and x[5, 5] == 0
+    x[-1, -1] = 8
+    assert torch.from_numpy(x)[-1, -1] == 8 and federation_files.map_array(file)[-1, -1] == 7
+
+
+def test_a_saved_fingerprint_is_trusted_unless_it_is_to_be_verified(tmp_path):
+    fed = small()
+    fed.save(tmp_path / "fed")
+    file = tmp_path / "fed" / "x.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert Federation.load(tmp_path / "fed").fingerprint == fed.fingerprint
+    with pytest.raises(DataError, match="damaged"):
+        Federation.load(tmp_path / "fed", verify=True)

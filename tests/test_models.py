@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, Local, PersFL
+from personafl.clients import LocalClients
 from personafl.config import checked, parse
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError, ModelError
-from personafl.evaluation import measure
+from personafl.evaluation import measure, personal_models
 from personafl.federation import Federation
 from personafl.folder import RunFolder
 from personafl.models import (
@@ -239,12 +240,12 @@ def trained(engine: str, algorithm: Algorithm, model: Model, shape: tuple[int, .
     task = Task(initialize(model, shape, 3, 0, {"embedding": word_vectors(11, 4)}))
     made = ENGINES[engine](task, federation, Local(lr=0.05, batch_size=4, epochs=2), seed=5, threads=1)
     schedule = Schedule(rounds=9, eval_every=0, checkpoint_every=0)
-    runner = Runner(algorithm, made, schedule, RunFolder(folder), {})
+    runner = Runner(algorithm, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(2):
         runner.step()
-    columns, personal = measure(runner.algorithm, made, runner.server, runner.store, runner.round, last=True)
-    assert personal is not None
-    return {**columns, "personal": personal.numpy(), "global": runner.server["theta"].numpy()}
+    now = (runner.algorithm, made, runner.clients.store, runner.moment(True))
+    personal = torch.cat([part.theta for part in personal_models(*now)])
+    return {**measure(*now), "personal": personal.numpy(), "global": runner.server["theta"].numpy()}
 
 
 def assert_close(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> None:

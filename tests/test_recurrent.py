@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from personafl import stacking
+from personafl import recurrent, stacking
 from personafl.errors import ModelError
 from personafl.models import LstmModel
 from personafl.recurrent import Lstm, WordVectors
@@ -55,8 +55,10 @@ def samples() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return table, ids, table[ids], torch.randint(0, OUTPUTS, (CLIENTS, SAMPLES))
 
 
+@pytest.mark.parametrize("wide", [1, 128], ids=["one after another", "together"])
 @pytest.mark.parametrize("form", ["tokens", "vectors"])
-def test_one_client_and_many_equal_torchs_lstm(form):
+def test_one_client_and_many_equal_torchs_lstm(form, wide, monkeypatch):
+    monkeypatch.setattr(recurrent, "_WIDE", wide)
     table, ids, vectors, y = samples()
     shape = (STEPS,) if form == "tokens" else (STEPS, FEATURES)
     task = Task(LstmModel(hidden=HIDDEN).build(shape, OUTPUTS, {"embedding": table}))

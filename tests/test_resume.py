@@ -44,12 +44,13 @@ class Worker:
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
         )
 
-    def run(self, settings, out, operation=None, seconds=None):
+    def run(self, settings, out, operation=None, seconds=None, log=False):
         """Train with --resume; killed before its n-th operation on a file, or after some seconds.
 
-        Gives how the process ended (-9: killed) and the operations, where it lived to tell them.
+        With `log`, checkpoints share files and clients' states are mapped, as in large runs. Gives how the process
+        ended (-9: killed) and the operations, where it lived to tell them.
         """
-        job = {"settings": settings, "out": str(out), "operation": operation, "seconds": seconds}
+        job = {"settings": settings, "out": str(out), "operation": operation, "seconds": seconds, "log": log}
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
@@ -85,9 +86,13 @@ def serve():
 
 
 def train_and_exit(job, send):
+    from personafl import client_log
     from personafl.config import parse
     from personafl.train import train_config
 
+    if job["log"]:
+        client_log.WHOLE = 0
+        job["settings"]["engine"]["state_memory"] = 0
     operations = []
 
     def before_operation(event, arguments):
@@ -171,6 +176,9 @@ def test_killed_while_writing(worker, operations, expected, tmp_path):
         "before the settings are there": r"os.rename run.toml.partial",
         "in the middle of the rounds": r"open rounds.jsonl",
         "an evaluation is half written": r"os.rename clients.parts/round-000008.parquet.partial",
+        "clients' rows are half written": r"open checkpoint/clients-000006.safetensors.partial",
+        "clients' rows have no checkpoint yet": r"open checkpoint/round-000006.safetensors.partial",
+        "an old checkpoint's rows are about to go": r"os.remove .*checkpoint/clients-000003.safetensors",
         "a checkpoint's data is half written": r"open checkpoint/round-000006.safetensors.partial",
         "a checkpoint's data has no checksum yet": r"open checkpoint/round-000006.json.partial",
         "a checkpoint is whole but for its name": r"os.rename checkpoint/round-000006.json.partial",
@@ -219,6 +227,32 @@ def test_the_command_line_resumes_what_was_killed(worker, operations, expected, 
     done = command_line("run", config, "--out", tmp_path / "run", "--resume")
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "run", expected)
+
+
+def test_killed_while_checkpoints_share_files(worker, tmp_path):
+    """As those of large runs do."""
+    kill_while_logging(worker, tmp_path, every=9)
+
+
+@pytest.mark.slow
+def test_killed_before_every_operation_while_checkpoints_share_files(worker, tmp_path):
+    kill_while_logging(worker, tmp_path, every=1)
+
+
+def kill_while_logging(worker, tmp_path, every):
+    settings = {**SETTINGS, "checkpoint_every": 1, "activity": 0.2, "eval_every": 0, "algorithm": {"name": "ditto"}}
+    ended, operations = worker.run(settings, tmp_path / "whole", log=True)
+    assert ended == 0
+    expected = files(tmp_path / "whole")
+    assert sum(name.startswith("checkpoint/clients-") for name in expected) > 4
+    for moment in range(20, len(operations), every):
+        folder = tmp_path / f"run-{moment}"
+        assert worker.run(settings, folder, operation=moment, log=True)[0] == -signal.SIGKILL
+        assert worker.run(settings, folder, log=True)[0] == 0
+        assert_same(folder, expected)
+    worker.run(settings, tmp_path / "small")  # nothing but the checkpoints depends on how they are kept
+    for name, content in files(tmp_path / "small").items():
+        assert name.startswith("checkpoint/") or content == expected[name], name
 
 
 QUICK = ("separate", "fedprox-ft", "scaffold", "persfl")

@@ -11,6 +11,7 @@ from torch import nn
 import personafl as pf
 from personafl.config import parse
 from personafl.errors import DataError, RunError
+from personafl.runner import Schedule
 from personafl.train import train_config
 
 QUIET = {"progress": False, "engine": "stacked", "threads": 1, "eval_every": 2}
@@ -304,3 +305,73 @@ def test_a_client_that_diverges_is_left_out_counted_and_named(engine, algorithm,
     assert all(parameter.isfinite().all() for parameter in run.global_model().parameters())
     for name in ("ann", "eve", "zoe"):
         assert hits(run.personal(name), federation.client(name)["test"]) >= 7
+
+
+# --- large federations: a sample is evaluated, and models that many share are written once
+
+
+def many_clients(count=60):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(count * 10, 4)).astype(np.float32), rng.integers(0, 3, count * 10)
+    return pf.Federation.from_arrays(x, y, clients=np.repeat(np.arange(count), 10), classes=3)
+
+
+def train_some(algorithm, **options):
+    torch.manual_seed(0)
+    options = {**QUIET, "activity": 0.1, "rounds": 4, **options}
+    return pf.train(many_clients(), nn.Linear(4, 3), algorithm, local=pf.Local(lr=0.1, steps=3), **options)
+
+
+def test_a_sample_of_clients_is_evaluated_the_same_at_every_evaluation():
+    whole, sampled = (train_some(pf.Ditto(), eval_clients=count) for count in (0, 12))
+    for round in (2, 4):
+        names = sampled.clients(round).column("client").to_pylist()
+        assert len(set(names)) == 12 and names == sampled.clients().column("client").to_pylist()
+        expected = [row for row in whole.clients(round).to_pylist() if row["client"] in names]
+        for one, two in zip(sampled.clients(round).to_pylist(), expected, strict=True):
+            assert all(value == two[name] or value == pytest.approx(two[name], rel=1e-6) for name, value in one.items())
+    said = [row for row in whole.predictions().to_pylist() if row["client"] in names]
+    for one, two in zip(sampled.predictions().to_pylist(), said, strict=True):
+        assert all(value == two[name] or value == pytest.approx(two[name], rel=1e-5) for name, value in one.items())
+    saved = [(run.path / "models" / "personal.safetensors").read_bytes() for run in (whole, sampled)]
+    assert saved[0] == saved[1]
+
+
+def test_the_sample_follows_from_the_seed():
+    schedule = Schedule(eval_clients=5)
+    one, again, two = (schedule.evaluated(seed, 100).tolist() for seed in (1, 1, 2))
+    assert one == again != two
+    assert schedule.evaluated(1, 5).tolist() == [0, 1, 2, 3, 4]
+    assert schedule.evaluated(1, 3).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedAvg(), pf.SelfFL(), pf.FedAmp(), pf.FedPer(), pf.Apfl(), pf.Separate()])
+def test_clients_that_were_never_active_share_a_model_that_is_written_once(algorithm):
+    whole, frugal = train_some(algorithm), train_some(algorithm, models_mb=0)
+    active = [row["client"] for row in frugal.clients().to_pylist() if row["activations"]]
+    others = json.loads((frugal.path / "models" / "others.json").read_text())
+    assert 6 < len(active) < 25 and sorted(active + others) == sorted(many_clients().ids)
+    assert not (whole.path / "models" / "others.json").exists()
+    for client in (*active[:3], *others[:3]):
+        for one, two in zip(frugal.personal(client).parameters(), whole.personal(client).parameters(), strict=True):
+            assert torch.equal(one, two)
+    with pytest.raises(DataError, match="has no client 'nobody'"):
+        frugal.personal("nobody")
+
+
+def test_a_model_that_would_take_a_clients_data_is_not_made_up():
+    run = train_some(pf.FedAvgFT(), models_mb=0, eval_clients=10)
+    other = json.loads((run.path / "models" / "others.json").read_text())[0]
+    with pytest.raises(RunError, match=f"keeps no model of client '{other}', which was never active: make one"):
+        run.personal(other)
+    whole = train_some(pf.FedAvgFT())
+    active = next(row["client"] for row in whole.clients().to_pylist() if row["activations"])
+    for one, two in zip(run.personal(active).parameters(), whole.personal(active).parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+
+
+def test_a_longer_run_that_writes_all_models_leaves_no_others(tmp_path):
+    for rounds, limit in ((2, 0), (3, 1024)):
+        run = train_some(pf.FedAvg(), rounds=rounds, models_mb=limit, out=tmp_path / "run", resume=True)
+        assert (run.path / "models" / "others.json").exists() == (limit == 0)
+        assert len([run.personal(client) for client in many_clients().ids[:5]]) == 5

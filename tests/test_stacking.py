@@ -99,7 +99,7 @@ def test_second_derivatives_are_right():
 @pytest.mark.parametrize(
     "module",
     [
-        nn.Conv2d(1, 1, 3),
+        nn.Conv1d(1, 1, 3),
         nn.Dropout(0.5),
         nn.LayerNorm(4),
         nn.BatchNorm1d(4),

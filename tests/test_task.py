@@ -419,6 +419,11 @@ def assert_stacked_equals_single(task: Task, x: Tensor, y: Tensor) -> None:
     batch = Batch(x, y, weight, keys(clients))
     gradients, sums = task.gradient_stacked(theta, batch), task.evaluate_stacked(theta, batch)
     outputs = task.predict_stacked(theta, x, weight)
+    descended, pulled, anchor = theta.clone(), theta.clone(), task.theta0.expand(clients, -1)
+    task.descend_stacked(descended, batch, lr=0.5)
+    torch.testing.assert_close(descended, theta - 0.5 * gradients, rtol=1e-5, atol=1e-6)
+    task.descend_stacked(pulled, batch, lr=0.5, pull=0.3, anchor=anchor)
+    torch.testing.assert_close(pulled, descended - 0.5 * 0.3 * (theta - anchor), rtol=1e-5, atol=1e-5)
     for k in range(clients):
         mine = Batch(x[k], y[k], weight[k], batch.key[k])
         torch.testing.assert_close(gradients[k], task.gradient(theta[k], mine), rtol=1e-4, atol=1e-5)

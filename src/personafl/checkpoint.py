@@ -1,15 +1,16 @@
 """Checkpoints: complete, atomic, checked. A damaged one is noticed and the one before it is used.
 
-A checkpoint is two files: `round-000050.safetensors` with all tensors, and `round-000050.json`, written last, with
-the checksum of the first and the plain values. Nothing is pickled.
+A checkpoint is `round-000050.safetensors` with the server's tensors, files `clients-….safetensors` with the rows of the
+clients, which checkpoints may share (see `client_log.py`), and `round-000050.json`, written last, with the checksums of
+these and the plain values. Nothing is pickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +18,93 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
-from personafl.files import disk_errors, write_tensors, write_text
+from personafl.client_log import ClientLog, Ids, file_name
+from personafl.files import checksum, disk_errors, write_tensors, write_text
 
 log = logging.getLogger("personafl")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after a round."""
+    """The state of a run after a round; `clients` are the files with clients' rows, by the round that wrote them."""
 
     round: int
     tensors: State
     values: dict[str, Any]
+    clients: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> None:
-    """Write a checkpoint, then `prune`."""
+def save(
+    folder: Path,
+    checkpoint: Checkpoint,
+    log: ClientLog | None = None,
+    rows: Callable[[Ids], State] = lambda ids: {},
+    keep: int = 2,
+) -> None:
+    """Write a checkpoint, with the `rows` of the clients that changed according to the log; then `prune`."""
     with disk_errors(folder, "creating"):
         folder.mkdir(parents=True, exist_ok=True)
+    if log is not None:
+        log.write(folder, checkpoint.round, rows)
     stem = f"round-{checkpoint.round:06d}"
     data = folder / f"{stem}.safetensors"
     write_tensors(data, checkpoint.tensors)
     record = {
         "round": checkpoint.round,
-        "sha256": _checksum(data),
+        "sha256": checksum(data),
         "bytes": data.stat().st_size,
         "values": checkpoint.values,
+        "clients": {} if log is None else log.files,
     }
     write_text(folder / f"{stem}.json", json.dumps(record, indent=1))
     prune(folder, checkpoint.round, keep)
 
 
 def prune(folder: Path, round: int, keep: int = 2) -> None:
-    """Remove all but a round's checkpoint and the newest before it, `keep` in all.
+    """Remove all but a round's checkpoint and the newest before it, `keep` in all, and what these share.
 
     Later ones are damaged, or the run would have gone on from them.
     """
-    kept = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= f"round-{round:06d}")[-keep:]
-    for path in sorted(folder.glob("round-*")):  # the .json goes before its data
+    records = sorted(path for path in folder.glob("round-*.json") if path.stem <= f"round-{round:06d}")[-keep:]
+    kept = {path.stem for path in records} | {name.partition(".")[0] for path in records for name in _shared(path)}
+    for path in (*sorted(folder.glob("round-*")), *sorted(folder.glob("clients-*"))):  # a .json goes before its data
         if path.name.partition(".")[0] not in kept or path.suffix == ".partial":
             path.unlink(missing_ok=True)
 
 
-def latest(folder: Path) -> Checkpoint | None:
-    """The newest undamaged checkpoint, or None. Damaged ones are passed over with a warning."""
+def _shared(record: Path) -> list[str]:
+    """The files of clients' rows that a record names; none where it is damaged."""
+    try:
+        return [file_name(int(round)) for round in json.loads(record.read_text(encoding="utf-8"))["clients"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def latest(folder: Path, clients: bool = True) -> Checkpoint | None:
+    """The newest undamaged checkpoint, or None. Damaged ones are passed over with a warning.
+
+    Without `clients`, the rows of the clients are not looked at.
+    """
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
-            return _read(path)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            return _read(path, clients)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             log.warning("checkpoint %s is damaged (%s): using the one before it", path.name, error)
     return None
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, clients: bool) -> Checkpoint:
     record = json.loads(path.read_text(encoding="utf-8"))
     data = path.with_suffix(".safetensors")
-    if data.stat().st_size != record["bytes"]:
-        raise ValueError(f"{data.name} has {data.stat().st_size} bytes, expected {record['bytes']}")
-    if _checksum(data) != record["sha256"]:
+    _verify(data, record)
+    shared = {int(round): dict(known) for round, known in record["clients"].items()} if clients else {}
+    for round, known in shared.items():
+        _verify(path.parent / file_name(round), known)
+    return Checkpoint(int(record["round"]), load_file(data), dict(record["values"]), shared)
+
+
+def _verify(data: Path, known: dict[str, Any]) -> None:
+    if data.stat().st_size != known["bytes"]:
+        raise ValueError(f"{data.name} has {data.stat().st_size} bytes, expected {known['bytes']}")
+    if checksum(data) != known["sha256"]:
         raise ValueError(f"{data.name} does not match its checksum")
-    return Checkpoint(int(record["round"]), load_file(data), dict(record["values"]))
-
-
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

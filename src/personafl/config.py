@@ -38,17 +38,22 @@ class EngineSettings:
         Megabytes that clients worked on at once may take.
     device
         Where tensors live: `cpu`, `cuda`, `cuda:1`, …
+    state_memory
+        Megabytes of what clients keep between rounds that are kept in memory; more are memory-mapped files in the run
+        folder. Only clients that were ever active count.
     """
 
     name: str = "auto"
     threads: int | None = None
     memory: int = 1024
     device: str = "cpu"
+    state_memory: int = 1024
 
     def __post_init__(self) -> None:
         _registered("engine", self.name, ("auto", *ENGINES))
         check("engine.threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
         check("engine.memory", self.memory, self.memory >= 1, "at least 1 megabyte")
+        check("engine.state_memory", self.state_memory, self.state_memory >= 0, "at least 0 megabytes")
         try:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:

@@ -2,28 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent, State
+from personafl.arrays import SPLITS, Split
 from personafl.engines.base import Engine, Work
 from personafl.engines.batches import Ints
+from personafl.federation import Federation
 from personafl.store import ClientStore
-from personafl.task import correct
+from personafl.task import Task, correct
 
 Columns = dict[str, NDArray[Any]]
+
+AT_ONCE = 65_536
+"""Clients that are worked on at once where they have one model in common."""
+PROBED = 32
+MEGABYTES = 64  # more at once is no faster
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What is known of the clients without their data: names, groups, and how many samples each has of each split.
+
+    `counted` says whether a metric called `correct` is a number of samples.
+    """
+
+    ids: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    sizes: dict[Split, Ints]
+    counted: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, federation: Federation) -> Roster:
+        return cls(federation.ids, federation.groups, {s: federation.sizes(s) for s in SPLITS}, federation.y.dim() == 1)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The server after a round, as clients see it when they make and measure their personalized models.
+
+    Attributes
+    ----------
+    last
+        Whether this is after the last round.
+    send
+        What the server sends to these clients for their evaluation.
+    common
+        The one model that serves everybody, where the algorithm has one.
+    kept
+        Whose models will be wanted at the end (a mask); None for everybody's.
+    """
+
+    round: int
+    last: bool
+    send: Callable[[Ints], Sent]
+    common: Tensor | None
+    kept: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
 class Personal:
-    """Personalized models of some clients, and what the algorithm reports of them."""
+    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports."""
 
     ids: Ints
     theta: Tensor
@@ -31,14 +80,41 @@ class Personal:
 
 
 def personal_models(
-    algorithm: Algorithm, engine: Engine, server: State, store: ClientStore, round: int, last: bool
+    algorithm: Algorithm, engine: Engine, store: ClientStore, moment: Moment, ids: Ints | None = None
 ) -> Iterator[Personal]:
-    """The personalized model of every client, some clients at a time."""
-    many = max(1, engine.memory * 2**20 // (4 * 4 * engine.task.size))
-    for first in range(0, len(engine.federation), many):
-        ids = np.arange(first, min(first + many, len(engine.federation)))
-        sent = algorithm.send_for_evaluation(server, torch.from_numpy(ids))
-        yield personalize(algorithm, engine, sent, ids, store.get(ids), round, last)
+    """The personalized model of every client, or of those that are named, some clients at a time."""
+    many = max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.size))
+    for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, many):
+        yield personalize(algorithm, engine, moment.send(some), some, store.get(some), moment.round, moment.last)
+
+
+def all_models(
+    algorithm: Algorithm, engine: Engine, store: ClientStore, moment: Moment, ids: Ints
+) -> Iterator[Personal]:
+    """As `personal_models`, in another order: clients that were never active come last, with the model they share."""
+    strangers = ids[~store.known(ids)]
+    shared = shared_model(algorithm, engine, store, moment, strangers)
+    if shared is None:
+        yield from personal_models(algorithm, engine, store, moment, ids)
+        return
+    yield from personal_models(algorithm, engine, store, moment, ids[store.known(ids)])
+    for some in _parts(strangers, AT_ONCE):
+        own = {name: value.expand(len(some), *value.shape) for name, value in store.default.items()}
+        yield Personal(some, shared, engine.map(algorithm.report, own, moment.send(some), len(some)))
+
+
+def shared_model(
+    algorithm: Algorithm, engine: Engine, store: ClientStore, moment: Moment, strangers: Ints
+) -> Tensor | None:
+    """The personalized model that all clients without a state of their own have; None where each has its own.
+
+    They differ where a program makes their models from their data before evaluation. Otherwise some are looked at.
+    """
+    if algorithm.evaluation_program(moment.last) is not None or not len(strangers):
+        return None
+    some = strangers[np.unique(np.linspace(0, len(strangers) - 1, PROBED).astype(np.int64))]
+    theta = personalize(algorithm, engine, moment.send(some), some, store.get(some), moment.round, moment.last).theta
+    return theta[0].clone() if bool((theta == theta[0]).all()) else None
 
 
 def personalize(
@@ -53,52 +129,61 @@ def personalize(
 
 
 def measure(
-    algorithm: Algorithm, engine: Engine, server: State, store: ClientStore, round: int, last: bool
-) -> tuple[Columns, Tensor | None]:
+    algorithm: Algorithm,
+    engine: Engine,
+    store: ClientStore,
+    moment: Moment,
+    ids: Ints | None = None,
+    seen: Callable[[Personal], None] = lambda part: None,
+) -> Columns:
     """Sums of loss and metrics for each client: `personal_*`, `global_*`, and the same on validation data.
 
-    After the last round the personalized models come along, for the run folder.
+    All clients are measured, or those that are named. The personalized models go by some at a time, and are shown to
+    `seen`.
     """
-    everybody = np.arange(len(engine.federation))
-    common = algorithm.global_model(server)
+    ids = np.arange(len(engine.federation)) if ids is None else ids
+    common = moment.common
     blocks: list[Columns] = []
-    models: list[Tensor] = []
-    for part in personal_models(algorithm, engine, server, store, round, last):
-        block: Columns = {name: value.cpu().numpy() for name, value in part.report.items()}
+    for part in all_models(algorithm, engine, store, moment, ids):
+        block: Columns = {"": part.ids, **{name: value.cpu().numpy() for name, value in part.report.items()}}
         for split, tag in (("test", "personal_"), ("val", "personal_val_")):
             sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
             block |= {f"{tag}{name}": values for name, values in sums.items()}
         blocks.append(block)
-        if last:
-            models.append(part.theta.cpu())
+        seen(part)
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    order = np.argsort(columns.pop(""), kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
     for split, tag in (("test", "global_"), ("val", "global_val_")):
-        if common is not None:
-            sums = engine.evaluate(common, everybody, split)  # type: ignore[arg-type]
-        else:
-            sums = {name: np.full(len(everybody), np.nan) for name in ("loss", *engine.task.metrics)}
-        columns |= {f"{tag}{name}": values for name, values in sums.items()}
-    return columns, torch.cat(models) if last else None
+        if common is None:
+            columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.metrics)}
+            continue
+        parts = [engine.evaluate(common, some, split) for some in _parts(ids, AT_ONCE)]  # type: ignore[arg-type]
+        columns |= {f"{tag}{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return columns
 
 
-def client_table(engine: Engine, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints) -> pa.Table:
-    """The rows of clients.parquet for one evaluation.
+def client_table(
+    roster: Roster, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, ids: Ints
+) -> pa.Table:
+    """The rows of clients.parquet for one evaluation of these clients.
 
     Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
     has null there, and so has everybody for the global model of an algorithm that has none.
     """
-    federation = engine.federation
-    count = len(federation)
-    sizes = {split: federation.sizes(split) for split in ("train", "val", "test")}
+    count, names = len(ids), ids.tolist()
+    steps, active, failed = steps[ids], active[ids], failed[ids]
+    sizes = {split: roster.sizes[split][ids] for split in SPLITS}
+    groups = [None] * count if roster.groups is None else [roster.groups[i] for i in names]
     out: dict[str, pa.Array] = {
-        "client": pa.array(federation.ids),
-        "group": pa.array(federation.groups if federation.groups is not None else [None] * count, pa.string()),
+        "client": pa.array([roster.ids[i] for i in names]),
+        "group": pa.array(groups, pa.string()),
         "round": pa.array(np.full(count, round, np.int32)),
         **{f"n_{split}": pa.array(n.astype(np.int32)) for split, n in sizes.items()},
     }
-    counted = engine.task.metrics.get("correct") is correct and federation.y.dim() == 1
+    counted = task.metrics.get("correct") is correct and roster.counted
     order = [f"{who}{kind}" for who in ("personal_", "global_", "personal_val_", "global_val_")
-             for kind in (*engine.task.metrics, "loss")]  # fmt: skip
+             for kind in (*task.metrics, "loss")]  # fmt: skip
     for name in order:
         values = columns[name]
         n = sizes["val" if "_val_" in name else "test"]
@@ -128,3 +213,8 @@ def summary(table: pa.Table) -> dict[str, float]:
             total = values[known].sum() if column.endswith("_correct") else (values * n)[known].sum()
             out[name] = float(total / n[known].sum())
     return out
+
+
+def _parts(ids: Ints, many: int) -> Iterator[Ints]:
+    for first in range(0, len(ids), many):
+        yield ids[first : first + many]

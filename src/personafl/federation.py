@@ -117,8 +117,15 @@ class Federation:
 
     def sizes(self, split: Split) -> Indices:
         """How many samples of a split each client has, (M,)."""
-        which = split_index(split)
-        return self.bounds[:, which + 1] - self.bounds[:, which]
+        sizes: Indices = self._sizes[split_index(split)]
+        return sizes
+
+    @cached_property
+    def _sizes(self) -> Indices:
+        """(3, M): made once, because rounds ask for it and must not take time that grows with the clients."""
+        sizes: Indices = np.ascontiguousarray(np.diff(self.bounds, axis=1).T)
+        sizes.setflags(write=False)
+        return sizes
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
+import sys
 import tokenize
 import zipfile
 from collections.abc import Iterable
@@ -32,6 +34,9 @@ UNREADABLE = (
     OSError, ValueError, EOFError, OverflowError, MemoryError, TypeError, SyntaxError, tokenize.TokenError,
     zipfile.BadZipFile,
 )  # fmt: skip
+
+_LINUX = sys.platform == "linux"
+_MAP_PRIVATE, _MAP_NORESERVE = 2, 0x4000  # Python names the second from 3.13 on
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -107,6 +112,8 @@ def load(make: type[Federation], folder: Path, verify: bool) -> Federation:
         )
         intact = _check(loaded) == described["check"]
         intact = intact and not (verify and loaded.fingerprint != described["fingerprint"])
+        # Features that are mapped are not read to know their fingerprint: what was saved is what is trusted.
+        loaded.__dict__["fingerprint"] = str(described["fingerprint"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{folder} is damaged: {type(error).__name__}: {error}; save the federation again") from error
     except DataError as error:
@@ -176,12 +183,26 @@ def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:
 def _read_array(file: Path) -> Array:
     """The array of a .npy file, mapped: so its length is compared with what its header promises."""
     try:
-        array = np.load(file, mmap_mode="c", allow_pickle=False)  # "c": a write goes to memory, never to the file
+        return map_array(file)
     except UNREADABLE as error:
         raise DataError(f"cannot read {file.name}: {error}") from error
-    if not isinstance(array, np.ndarray):
+
+
+def map_array(file: Path) -> Array:
+    """The array of a .npy file, mapped so that a write goes to memory and never to the file.
+
+    That is numpy's mode "c", which however reserves memory for the whole file, in case all of it is written to: Linux
+    refuses a file that is larger than the memory.
+    """
+    found = np.load(file, mmap_mode="r" if _LINUX else "c", allow_pickle=False)
+    if not isinstance(found, np.memmap):
         raise DataError(f"{file.name} is not a single array")
-    return array
+    if not _LINUX:
+        return found
+    with open(file, "rb") as opened:
+        pages = mmap.mmap(opened.fileno(), 0, _MAP_PRIVATE | _MAP_NORESERVE)
+    order: Any = "C" if found.flags.c_contiguous else "F"
+    return np.ndarray(found.shape, found.dtype, pages, found.offset, order=order)
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

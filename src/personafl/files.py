@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
+
+# The types that rows may have, as numpy and as safetensors call them.
+_KINDS = {"float64": "F64", "int64": "I64", "float32": "F32", "int32": "I32", "float16": "F16", "uint8": "U8",
+          "bool": "BOOL"}  # fmt: skip
 
 
 @contextmanager
@@ -63,6 +72,61 @@ def write_tensors(path: Path, tensors: State, metadata: dict[str, str] | None = 
             rest.unlink(missing_ok=True)
     saved = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write_atomically(path, lambda to: save_file(saved, to, metadata))
+
+
+def write_rows(path: Path, count: int, parts: Iterable[dict[str, Any]], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically whose tensors are too large to be in memory at once.
+
+    Parameters
+    ----------
+    count
+        The length of every tensor's first axis.
+    parts
+        Each has the next rows of every tensor (or array), until there are `count`.
+    """
+
+    def write(to: Path) -> None:
+        with open(to, "wb") as file:
+            places: dict[str, int] = {}
+            for part in parts:
+                arrays: dict[str, NDArray[Any]] = {
+                    name: np.ascontiguousarray(v if isinstance(v, np.ndarray) else v.detach().cpu().numpy())
+                    for name, v in part.items()
+                }
+                if not places:
+                    places = _write_header(file, count, arrays, metadata)
+                for name, array in arrays.items():
+                    file.seek(places[name])
+                    file.write(array.reshape(-1).view(np.uint8).data)
+                    places[name] += array.nbytes
+
+    write_atomically(path, write)
+
+
+def _write_header(
+    file: Any, count: int, arrays: dict[str, NDArray[Any]], metadata: dict[str, str] | None
+) -> dict[str, int]:
+    """Write what a safetensors file starts with; gives where each tensor is to begin."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name in sorted(arrays, key=lambda name: (-arrays[name].itemsize, name)):  # all are aligned then
+        array = arrays[name]
+        begin, end = end, end + count * array[:1].nbytes
+        header[name] = {
+            "dtype": _KINDS[array.dtype.name],
+            "shape": [count, *array.shape[1:]],
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    return {name: 8 + len(text) + header[name]["data_offsets"][0] for name in arrays}
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _error_number(error: Exception) -> int | None:

@@ -7,7 +7,9 @@ clients.parquet     one row per client per evaluation
 evaluations/        what an algorithm reports about the federation at each evaluation
 predictions.parquet one row per test sample, at the end: its class and what the models say
 checkpoint/         what it takes to go on
-models/             global.safetensors and personal.safetensors; tables.safetensors, what the data has for the model
+models/             global.safetensors and personal.safetensors; others.json and others.safetensors, the clients that
+                    personal.safetensors leaves out and the model they share; tables.safetensors, what the data has
+                    for the model
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,16 @@ import tomli_w
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import disk_errors, write_atomically, write_tensors, write_text
+from personafl.files import disk_errors, write_atomically, write_rows, write_tensors, write_text
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
-_MAY_DIFFER = ("rounds", "eval_every", "checkpoint_every", "versions", "resolved", "created")
+_MAY_DIFFER = (
+    "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created",
+)  # fmt: skip
 
 
 class RunFolder:
@@ -149,6 +153,24 @@ class RunFolder:
         with disk_errors(self.models, "creating"):
             self.models.mkdir(exist_ok=True)
         write_tensors(self.models / f"{name}.safetensors", tensors, metadata)
+
+    def write_personal(self, clients: Sequence[str], parts: Iterable[State]) -> None:
+        """Write the personalized models of these clients, which come some at a time."""
+        with disk_errors(self.models, "creating"):
+            self.models.mkdir(exist_ok=True)
+        path = self.models / "personal.safetensors"
+        write_rows(path, len(clients), parts, {"clients": json.dumps(list(clients))})
+
+    def write_others(self, clients: Sequence[str], model: State | None) -> None:
+        """Name the clients whose models are not written, and write the one that they share, where they do."""
+        with disk_errors(self.models, "creating"):
+            self.models.mkdir(exist_ok=True)
+            for old in ("others.json", "others.safetensors"):
+                (self.models / old).unlink(missing_ok=True)
+        if clients and model is not None:
+            self.write_models("others", model, {"format": "pt"})
+        if clients:
+            write_text(self.models / "others.json", json.dumps(list(clients)))
 
     def write_tables(self, tables: State) -> None:
         """Keep what the model needs besides its parameters, such as word vectors, with the run."""

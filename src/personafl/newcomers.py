@@ -17,6 +17,7 @@ from torch import Tensor
 
 from personafl import checkpoint
 from personafl.algorithms import Local, State
+from personafl.clients import LocalClients
 from personafl.config import checked
 from personafl.engines.base import Work
 from personafl.engines.loop import LoopEngine
@@ -57,11 +58,12 @@ def read_newcomers(path: Path) -> dict[str, Any]:
 
 def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
     """A parameter vector for each newcomer, (K, P)."""
-    found = checkpoint.latest(run.folder.checkpoints)
+    found = checkpoint.latest(run.folder.checkpoints, clients=False)
     if found is None:
         raise RunError(f"{run.path} has no checkpoint yet: nothing to personalize from")
     engine = newcomer_engine(run, federation)
-    algorithm = run.algorithm.prepare(replace(engine.setting, clients=int(run.manifest["resolved"]["clients"])))
+    clients = int(run.manifest["resolved"]["clients"])
+    algorithm = run.algorithm.prepare(replace(LocalClients(engine).setting, clients=clients))
     server = {name.removeprefix("server."): v for name, v in found.tensors.items() if name.startswith("server.")}
     models = []
     for k in range(len(federation)):

@@ -103,13 +103,31 @@ class Run:
     # --- models ----------------------------------------------------------------------------------------------
 
     def personal(self, client: str) -> nn.Module:
-        """The personalized model of a client, as an ordinary module in evaluation mode."""
+        """The personalized model of a client, as an ordinary module in evaluation mode.
+
+        In a large federation (see `Schedule.models_mb`) clients that were never active share one.
+        """
         with self._models("personal") as file:
             ids = json.loads(file.metadata()["clients"])
             if client not in ids:
-                raise DataError(f"{self.path} has no client {client!r}; the first are {', '.join(ids[:3])}")
+                return self._other(client, ids)
             row = ids.index(client)
             state = {name: file.get_slice(name)[row] for name in self.task.names}
+        return self.task.module(self.task.vector(state))
+
+    def _other(self, client: str, ids: list[str]) -> nn.Module:
+        """The model of a client that models/personal.safetensors leaves out."""
+        path = self.folder.models / "others.json"
+        others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        if client not in others:
+            raise DataError(f"{self.path} has no client {client!r}; the first are {', '.join((ids or others)[:3])}")
+        if not (self.folder.models / "others.safetensors").exists():
+            raise RunError(
+                f"{self.path} keeps no model of client {client!r}, which was never active: make one from its data with "
+                "personalize, or run with a larger models_mb"
+            )
+        with self._models("others") as file:
+            state = {name: file.get_tensor(name) for name in self.task.names}
         return self.task.module(self.task.vector(state))
 
     def global_model(self) -> nn.Module:

@@ -1,11 +1,10 @@
 """The round loop.
 
-sample cohort → send → engine runs clients → aggregate → (evaluate) → events → (checkpoint)
+sample cohort → send → clients train → aggregate → (evaluate) → events → (checkpoint)
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
@@ -17,18 +16,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from personafl import checkpoint
-from personafl.algorithms.base import Algorithm, State, Uploads, check
-from personafl.engines.base import Engine, Work, torch_threads
+from personafl.algorithms.base import Algorithm, Sent, State, check
+from personafl.client_log import ClientLog
+from personafl.clients import Clients
+from personafl.engines.base import torch_threads
 from personafl.engines.batches import Ints
 from personafl.errors import RunError, TrainingFailed
-from personafl.evaluation import client_table, measure, personal_models, summary
+from personafl.evaluation import Moment, client_table, summary
 from personafl.events import Listener
 from personafl.folder import RunFolder
-from personafl.predictions import prediction_table
-from personafl.store import ClientStore
 from personafl.streams import generator
 
 log = logging.getLogger("personafl")
@@ -50,12 +49,21 @@ class Schedule:
         Share C of the clients that are active in a round: max(⌊C·M⌋, 1) of M.
     eval_every, checkpoint_every
         Rounds between evaluations (the last round is always evaluated) and between checkpoints; 0 for only at the end.
+    eval_clients
+        How many clients are evaluated: a sample that follows from the seed, the same at every evaluation, the last one
+        included. clients.parquet and predictions.parquet then have only their rows. 0 for all clients.
+    models_mb
+        Megabytes up to which the personalized models of all clients are written. Above it, only the models of clients
+        that were ever active are; the others share one, where the algorithm makes no model from a client's data
+        before evaluation.
     """
 
     rounds: int = 100
     activity: float = 1.0
     eval_every: int = 10
     checkpoint_every: int = 10
+    eval_clients: int = 0
+    models_mb: int = 1024
 
     def __post_init__(self) -> None:
         check("rounds", self.rounds, self.rounds >= 1, "at least 1")
@@ -72,6 +80,8 @@ class Schedule:
             self.checkpoint_every >= 0,
             "at least 0 (0: only at the end)",
         )
+        check("eval_clients", self.eval_clients, self.eval_clients >= 0, "at least 0 (0: all clients)")
+        check("models_mb", self.models_mb, self.models_mb >= 0, "at least 0 megabytes")
 
     def cohort_size(self, clients: int) -> int:
         # The small addition makes 0.29 × 100 the 29 that was meant.
@@ -85,33 +95,44 @@ class Schedule:
         drawn = generator(seed, "cohort", round).choice(clients, size, replace=False, shuffle=False)
         return np.sort(drawn).astype(np.int64)
 
+    def evaluated(self, seed: int, clients: int) -> Ints:
+        """Who is evaluated: everybody, or a sample that is a function of the seed."""
+        if not 0 < self.eval_clients < clients:
+            return np.arange(clients)
+        drawn = generator(seed, "evaluated").choice(clients, self.eval_clients, replace=False, shuffle=False)
+        return np.sort(drawn).astype(np.int64)
+
 
 class Runner:
-    """Trains one algorithm on one federation, round by round, into a run folder."""
+    """Trains one algorithm with some clients, round by round, into a run folder."""
 
     def __init__(
         self,
         algorithm: Algorithm,
-        engine: Engine,
+        clients: Clients,
         schedule: Schedule,
         folder: RunFolder,
         manifest: dict[str, Any],
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.algorithm = algorithm = algorithm.prepare(engine.setting)
-        self.engine, self.schedule = engine, schedule
+        self.algorithm = algorithm = algorithm.prepare(clients.setting)
+        self.clients, self.schedule = clients, schedule
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
-        clients = len(engine.federation)
-        theta0 = engine.task.theta0.to(engine.device)
+        self.theta0 = clients.task.theta0.to(clients.device)
+        count = len(clients.roster)
         self.round = 0
-        self.server = algorithm.new_server(theta0, clients)
-        self.store = ClientStore(algorithm.new_client(theta0), clients)
-        self.steps = np.zeros(clients, np.int64)
-        self.active = np.zeros(clients, np.int64)
-        self.failed = np.zeros(clients, np.int64)
+        self.server = algorithm.new_server(self.theta0, count)
+        self._start()
+        self.steps = np.zeros(count, np.int64)
+        self.active = np.zeros(count, np.int64)
+        self.failed = np.zeros(count, np.int64)
         self.traffic = {"bytes_up": 0, "bytes_down": 0}
-        self._personal: Tensor | None = None
         self._stop = False
+
+    def _start(self) -> None:
+        """Nobody was active yet."""
+        self.clients.start(self.algorithm, self.theta0)
+        self.log = ClientLog(len(self.clients.roster), self.clients.row_bytes + 32)  # the id and three counters
 
     def resume(self) -> bool:
         """Take up the newest undamaged checkpoint; False if there is none (the run starts anew)."""
@@ -139,12 +160,13 @@ class Runner:
         for listener in self.listeners:
             listener.started(self.manifest, self.round)
         try:
-            with torch_threads(self.engine.threads), self._interruptible(), torch.no_grad():
+            with torch_threads(self.clients.threads), self._interruptible(), torch.no_grad():
                 while self.round < self.schedule.rounds:
                     self.step()
                 self._write_models()
                 self.folder.merge_clients()
         finally:
+            self.clients.close()
             for listener in self.listeners:
                 listener.ended()
 
@@ -171,38 +193,29 @@ class Runner:
         return seconds
 
     def _train(self, round: int) -> tuple[dict[str, Any], dict[str, float]]:
-        federation = self.engine.federation
-        ids = self.schedule.cohort(self.engine.seed, round, len(federation))
+        roster = self.clients.roster
+        ids = self.schedule.cohort(self.clients.seed, round, len(roster))
         sent = self.algorithm.send(self.server, torch.from_numpy(ids))
-        work = Work(self.algorithm, round, "train", ids, self.store.get(ids), sent)
         start = time.perf_counter()
-        result = self.engine.run(work)
+        answers = self.clients.train(round, ids, sent)
         seconds = {"clients": time.perf_counter() - start}
 
-        good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
-        self.active[ids] += 1
-        self.steps[ids] = result.steps.cpu().numpy()
-        bad = ids[~good]
-        names = [federation.ids[i] for i in bad]
-        if len(bad):
-            self.failed[bad] += 1
-            listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            log.warning("round %d: %d of %d updates are not finite and left out: %s", round, len(bad), len(ids), listed)
-        if len(bad) == len(ids):
+        self.active[answers.active] += 1
+        self.steps[answers.active] = answers.steps
+        self.failed[answers.failed] += 1
+        self.log.change(answers.active)
+        failed = [roster.ids[i] for i in answers.failed]
+        if failed:
+            log.warning(
+                "round %d: %d of %d updates are not finite and left out: %s", round, len(failed), len(ids), _few(failed)
+            )
+        if failed and len(failed) == len(answers.active):
             raise TrainingFailed(
-                f"round {round}: every active client diverged (update not finite; first: {names[0]}); {self._kept()}. "
+                f"round {round}: every active client diverged (update not finite; first: {failed[0]}); {self._kept()}. "
                 "A smaller local.lr usually helps"
             )
-        kept = ids[good]
-        own, up = result.own, result.up
-        if len(bad):
-            rows = torch.from_numpy(np.flatnonzero(good)).to(self.engine.device)
-            own = {name: value.index_select(0, rows) for name, value in own.items()}
-            up = {name: value.index_select(0, rows) for name, value in up.items()}
-        self.store.put(kept, own)
-        samples = torch.from_numpy(federation.sizes("train")[kept])
-        uploads = Uploads(torch.from_numpy(kept), samples.to(self.engine.device), up)
-        self.server = self.algorithm.aggregate(self.server, uploads)
+        if len(answers.uploads):
+            self.server = self.algorithm.aggregate(self.server, answers.uploads)
         common = self.algorithm.global_model(self.server)
         if common is not None and not torch.isfinite(common.sum()):
             raise TrainingFailed(
@@ -210,15 +223,18 @@ class Runner:
                 f"float32 holds. {self._kept()}. A smaller local.lr usually helps"
             )
         self.traffic["bytes_down"] += len(ids) * sent.bytes_per_client()
-        self.traffic["bytes_up"] += uploads.bytes()
-        record = {
+        self.traffic["bytes_up"] += answers.bytes_up
+        record: dict[str, Any] = {
             "round": round,
             "active": len(ids),
-            "failed": names,
-            "lr": self.engine.local.rate(round),
-            "steps": float(self.steps[ids].mean()),
+            "failed": failed,
+            "lr": self.clients.local.rate(round),
+            "steps": float(answers.steps.mean()) if len(answers.steps) else 0.0,
             **self.traffic,
         }
+        if answers.dropped:
+            record["dropped"] = {roster.ids[i]: why for i, why in answers.dropped.items()}
+            log.warning("round %d: without %s", round, _few([f"{c} ({why})" for c, why in record["dropped"].items()]))
         return record, seconds
 
     def _kept(self) -> str:
@@ -226,56 +242,71 @@ class Runner:
         return f"the last good checkpoint is kept in {self.folder.checkpoints}" if saved else "no checkpoint yet"
 
     def _evaluate(self, last: bool) -> dict[str, float]:
-        columns, self._personal = measure(self.algorithm, self.engine, self.server, self.store, self.round, last)
-        table = client_table(self.engine, self.round, columns, self.steps, self.active, self.failed)
+        clients, ids = self.clients, self._evaluated()
+        columns = clients.measure(self.moment(last), ids)
+        table = client_table(
+            clients.roster, clients.task, self.round, columns, self.steps, self.active, self.failed, ids
+        )
         reported = self.algorithm.report_server(self.server)
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
         return summary(table)
+
+    def _evaluated(self) -> Ints:
+        return self.schedule.evaluated(self.clients.seed, len(self.clients.roster))
+
+    def moment(self, last: bool) -> Moment:
+        """What clients need of the server now, to make and measure their personalized models."""
+
+        def send(ids: Ints) -> Sent:
+            return self.algorithm.send_for_evaluation(self.server, torch.from_numpy(ids))
+
+        return Moment(self.round, last, send, self.algorithm.global_model(self.server), self._models_kept())
+
+    def _models_kept(self) -> NDArray[np.bool_]:
+        """Whose personalized models are written: everybody's, or those of clients that were ever active."""
+        fits = len(self.active) * self.clients.task.size * 4 <= self.schedule.models_mb * 2**20
+        return np.ones(len(self.active), np.bool_) if fits else self.active > 0
 
     # --- what is kept --------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
         tensors = {
             **{f"server.{name}": value for name, value in self.server.items()},
-            **{f"store.{name}": value for name, value in self.store.state().items()},
-            "theta0": self.engine.task.theta0,
-            "steps": torch.from_numpy(self.steps),
-            "active": torch.from_numpy(self.active),
-            "failed": torch.from_numpy(self.failed),
+            "theta0": self.theta0,
         }
-        checkpoint.save(self.folder.checkpoints, checkpoint.Checkpoint(self.round, tensors, dict(self.traffic)))
+        now = checkpoint.Checkpoint(self.round, tensors, dict(self.traffic))
+        checkpoint.save(self.folder.checkpoints, now, self.log, self._rows)
+        self.clients.saved(self.round)
+
+    def _rows(self, ids: Ints) -> State:
+        """What a checkpoint keeps of these clients."""
+        counts = {"steps": self.steps, "active": self.active, "failed": self.failed}
+        own = {f"own.{name}": value for name, value in self.clients.rows(ids).items()}
+        return own | {name: torch.from_numpy(count[ids]) for name, count in counts.items()}
+
+    def _put_rows(self, ids: Ints, rows: State) -> None:
+        """The inverse of `_rows`."""
+        for name, count in {"steps": self.steps, "active": self.active, "failed": self.failed}.items():
+            count[ids] = rows[name].numpy()
+        own = {name.removeprefix("own."): value for name, value in rows.items() if name.startswith("own.")}
+        self.clients.put_rows(ids, own)
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
-        device = self.engine.device
-        parts: dict[str, State] = {"server": {}, "store": {}}
-        for name, value in found.tensors.items():
-            group, _, rest = name.partition(".")
-            if rest:
-                parts[group][rest] = value if rest == "slots" else value.to(device)
-        self.round, self.server = found.round, parts["server"]
+        device = self.clients.device
+        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
         # Clients that were never active start from the weights that the run began with, not from this process's.
-        theta0 = found.tensors["theta0"].to(device)
-        self.store = ClientStore(self.algorithm.new_client(theta0), len(self.engine.federation))
-        self.store.restore(parts["store"])
-        self.steps = found.tensors["steps"].numpy().copy()
-        self.active = found.tensors["active"].numpy().copy()
-        self.failed = found.tensors["failed"].numpy().copy()
+        self.theta0 = found.tensors["theta0"].to(device)
+        self._start()
+        self.log.read(self.folder.checkpoints, found.clients, self._put_rows)
         self.traffic = {name: int(found.values[name]) for name in self.traffic}
 
     def _write_models(self) -> None:
-        task, ids = self.engine.task, self.engine.federation.ids
         common = self.algorithm.global_model(self.server)
         if common is not None:
-            self.folder.write_models("global", task.state_dict(common.cpu()), {"format": "pt"})
-        if self._personal is None:  # the process that evaluated the last round did not live to write them
-            parts = personal_models(self.algorithm, self.engine, self.server, self.store, self.round, last=True)
-            self._personal = torch.cat([part.theta.cpu() for part in parts])
-        predictions = prediction_table(self.engine, self._personal, common)
-        if predictions is not None:
-            self.folder.write_predictions(predictions)
-        # One key only: safetensors writes several in an order that differs from process to process.
-        self.folder.write_models("personal", task.state_dict(self._personal), {"clients": json.dumps(list(ids))})
+            self.folder.write_models("global", self.clients.task.state_dict(common.cpu()), {"format": "pt"})
+        self.clients.write(self.folder, self.moment(last=True), self._evaluated())
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -301,13 +332,5 @@ def _due(round: int, every: int) -> bool:
     return every > 0 and round % every == 0
 
 
-def _finite(values: State, count: int) -> Tensor:
-    """Which rows are finite throughout. A sum is finite only if all of its terms are, and takes one pass."""
-    good = torch.ones(count, dtype=torch.bool)
-    seen: set[int] = set()
-    for value in values.values():
-        if value.data_ptr() in seen or not value.is_floating_point():
-            continue
-        seen.add(value.data_ptr())
-        good &= torch.isfinite(value.reshape(count, -1).sum(1)).cpu()
-    return good
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from personafl import convolution
 from personafl.recurrent import LastStep, Lstm, WordVectors, stacked_lstm
 
 _ELEMENTWISE = (
@@ -29,16 +30,29 @@ def supports(module: nn.Module) -> bool:
         return module.start_dim == 1 and module.end_dim == -1
     if type(module) in (nn.Linear, Lstm):
         return all(parameter.requires_grad for parameter in module.parameters())
-    return type(module) in _ELEMENTWISE or type(module) in (LastStep, WordVectors)
+    if type(module) is nn.Unflatten:
+        return isinstance(module.dim, int) and module.dim > 0
+    if type(module) in _ELEMENTWISE or type(module) in (LastStep, WordVectors):
+        return True
+    return convolution.supports(module)
 
 
 def forward(module: nn.Module, params: Mapping[str, Tensor], x: Tensor, prefix: str = "") -> Tensor:
     """Outputs of K clients: `x` is (K, B, …), each parameter (K, *shape)."""
     if type(module) is nn.Sequential:
-        for name, child in module._modules.items():  # named_children() leaves out a layer's second place
-            assert child is not None
-            x = forward(child, params, x, f"{prefix}{name}.")
+        for name, child, pooled in convolution.plan(module._modules):  # named_children() leaves out repeated layers
+            if type(child) is nn.Conv2d:
+                weight, bias = params[f"{prefix}{name}.weight"], params.get(f"{prefix}{name}.bias")
+                x = convolution.convolution(child, x, weight, bias, pooled)
+            else:
+                x = forward(child, params, x, f"{prefix}{name}.")
         return x
+    if type(module) is nn.Conv2d:
+        return convolution.convolution(module, x, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
+    if type(module) in convolution.POOLINGS:
+        return convolution.pooling(module, x)
+    if type(module) is nn.Unflatten:
+        return x.unflatten(int(module.dim) + 1, module.unflattened_size)  # type: ignore[no-any-return]
     if type(module) is nn.Linear:
         out = _linear(x.flatten(1, -2), params[f"{prefix}weight"], params.get(f"{prefix}bias"))
         return out.view(x.shape[0], *x.shape[1:-1], out.shape[-1])

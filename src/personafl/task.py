@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
 
 from personafl import stacking
+from personafl.chain import Chain
 from personafl.errors import ModelError
 from personafl.layers import Frame, WeightedBatchNorm, replace_layers
 
@@ -129,13 +130,19 @@ class Task:
         self.couples_samples = any(isinstance(m, WeightedBatchNorm) for m in self._inference.modules())
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
+        self._chain = Chain.of(self._training)
 
     # --- the vector and its views -------------------------------------------------------------------------
 
+    @property
+    def classification(self) -> bool:
+        """Whether the model's outputs are the logits of classes."""
+        return self.objective is cross_entropy
+
     def split(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into a vector (P,), or into K vectors (K, P)."""
-        pieces = torch.split(theta, self.sizes, -1)
-        return {n: torch.unflatten(p, -1, s) for n, p, s in zip(self.names, pieces, self._unflat, strict=True)}
+        pieces, lead = torch.split(theta, self.sizes, -1), theta.shape[:-1]
+        return {n: p.view(*lead, *s) for n, p, s in zip(self.names, pieces, self._unflat, strict=True)}
 
     @property
     def _unflat(self) -> list[tuple[int, ...]]:
@@ -196,23 +203,43 @@ class Task:
         self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor
     ) -> Tensor:
         """Gradients of K clients: every tensor has a leading axis K."""
-        chosen = objective or self.objective
-        if self.stacks_natively:
-            with torch.enable_grad():
-                params = {n: p.detach().requires_grad_() for n, p in self.split(theta).items()}
-                outputs = stacking.forward(self._training, params, batch.x)
-                values = _per_sample(chosen, outputs, batch.y, extra)
-                total = (values * (batch.weight / batch.weight.sum(1, keepdim=True))).sum()
-                grads: Any = torch.autograd.grad(total, list(params.values()))
-        else:
+        gradients = self._gradients(self.split(theta), batch, objective or self.objective, extra)
+        return torch.cat([g.flatten(1) for g in gradients], 1)
+
+    def descend_stacked(
+        self, theta: Tensor, batch: Batch, lr: float, pull: float = 0.0, anchor: Tensor | None = None
+    ) -> Tensor:
+        """θ ← θ − lr (gradient + pull (θ − anchor)) for K clients, in place: no gradient of all parameters is made."""
+        params = self.split(theta)
+        gradients = self._gradients(params, batch, self.objective, {})
+        if anchor is not None:
+            theta.lerp_(anchor, lr * pull)
+        for parameter, gradient in zip(params.values(), gradients, strict=True):
+            parameter.sub_(gradient, alpha=lr)
+        return theta
+
+    def _gradients(
+        self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
+    ) -> Sequence[Tensor]:
+        """Gradients of K clients with respect to each parameter of the model."""
+        if not self.stacks_natively:
 
             def client_loss(params: dict[str, Tensor], x: Tensor, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
-                return self._mean_loss(params, Batch(x, y, w, k), chosen, e)
+                return self._mean_loss(params, Batch(x, y, w, k), objective, e)
 
-            grads = vmap(grad(client_loss))(
-                self.split(theta), batch.x, batch.y, batch.weight, batch.key, extra
-            ).values()
-        return torch.cat([g.flatten(1) for g in grads], 1)
+            by_name = vmap(grad(client_loss))(params, batch.x, batch.y, batch.weight, batch.key, extra)
+            return list(by_name.values())
+
+        def slope(outputs: Tensor) -> Tensor:
+            return _slope(objective, outputs, batch.y, batch.weight / batch.weight.sum(1, keepdim=True), extra)
+
+        if self._chain is not None:
+            with torch.no_grad():
+                return self._chain.gradients(list(params.values()), batch.x, slope)
+        with torch.enable_grad():
+            leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+            outputs = stacking.forward(self._training, leaves, batch.x)
+            return torch.autograd.grad(outputs, list(leaves.values()), slope(outputs.detach()))
 
     def predict_stacked(self, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
@@ -350,3 +377,14 @@ def _per_sample(objective: Objective, outputs: Tensor, y: Tensor, extra: Mapping
         values: Tensor = vmap(lambda o, t, e: objective(o, t, **e))(outputs, y, dict(extra))
         return values
     return objective(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+
+
+def _slope(objective: Objective, outputs: Tensor, y: Tensor, share: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+    """The gradient with respect to `outputs` of K clients' losses, weighted by `share` (K, B)."""
+    if objective is cross_entropy and outputs.dim() == 3 and y.dtype == torch.int64:
+        weight = share.unsqueeze(-1)
+        return outputs.softmax(-1).mul_(weight).scatter_add_(2, y.unsqueeze(-1), -weight)
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        total = (_per_sample(objective, leaf, y, extra) * share).sum()
+        return torch.autograd.grad(total, leaf)[0]

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
+from personafl.clients import LocalClients
 from personafl.config import Config, EngineSettings, checked, default_model
 from personafl.engines import make_engine
 from personafl.errors import ConfigError, RunError
@@ -44,10 +45,13 @@ def train(
     local: Local | None = None,
     eval_every: int = 10,
     checkpoint_every: int = 10,
+    eval_clients: int = 0,
+    models_mb: int = 1024,
     engine: str = "auto",
     threads: int | None = None,
     memory: int = 1024,
     device: str = "cpu",
+    state_memory: int = 1024,
     loss: str | Objective | None = None,
     metrics: Mapping[str, Objective] | None = None,
     out: str | Path | None = None,
@@ -65,11 +69,11 @@ def train(
         Any torch module; its present weights are where every client starts from.
     algorithm
         Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`.
-    rounds, activity, eval_every, checkpoint_every
+    rounds, activity, eval_every, checkpoint_every, eval_clients, models_mb
         See `Schedule`.
     local
         Learning rate, batch size and local steps, see `Local`.
-    engine, threads, memory, device
+    engine, threads, memory, device, state_memory
         See `EngineSettings`.
     loss, metrics
         See `Task`; left out, cross-entropy where the federation has classes, else squared error.
@@ -95,9 +99,9 @@ def train(
         federation,
         task,
         algorithm or FedAvg(),
-        Schedule(rounds, activity, eval_every, checkpoint_every),
+        Schedule(rounds, activity, eval_every, checkpoint_every, eval_clients, models_mb),
         local or Local(),
-        EngineSettings(engine, threads, memory, device),
+        EngineSettings(engine, threads, memory, device, state_memory),
         seed,
         {"data": {"name": federation.name}, "model": {"class": type(model).__name__}},
         out,
@@ -222,7 +226,8 @@ def _train(
                 "numpy": np.__version__,
             },
         }
-        runner = Runner(algorithm, engine, schedule, folder, manifest, [RunFiles(folder), *listeners])
+        clients = LocalClients(engine, settings.state_memory, folder.path)
+        runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners])
         if going_on:
             folder.check_same(manifest)
             manifest["created"] = folder.manifest().get("created", manifest["created"])

@@ -168,7 +168,7 @@ def test_partial_participation_keeps_the_latest_model_of_everybody(tmp_path):
 def test_models_of_clients_that_were_never_active_do_not_depend_on_the_memory(tmp_path, algorithm):
     runner = train(quadratics(clients=8), algorithm, tmp_path, rounds=2, lr=LR, activity=0.5, start=np.ones(3))
     whole = personal(runner)
-    runner.engine.memory = 0  # one client at a time
+    runner.clients.engine.memory = 0  # one client at a time
     close(personal(runner), whole)
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, FedPer, Local, Separate, Uploads
+from personafl.clients import LocalClients
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.evaluation import personal_models
@@ -37,7 +38,9 @@ def start(
     federation = Federation.from_clients({f"c{m}": {"train": data(m)} for m in range(clients)}, classes=3)
     local = Local(lr=LR, batch_size=batch_size, steps=STEPS)
     made = ENGINES[engine](Task(model()), federation, local, seed=0, threads=1)
-    return Runner(algorithm, made, Schedule(rounds=10**6, activity=activity, eval_every=0), RunFolder(folder), {})
+    return Runner(
+        algorithm, LocalClients(made), Schedule(rounds=10**6, activity=activity, eval_every=0), RunFolder(folder), {}
+    )
 
 
 def trained(algorithm: Algorithm, folder: Path, rounds: int = 3, **options: object) -> Runner:
@@ -48,7 +51,7 @@ def trained(algorithm: Algorithm, folder: Path, rounds: int = 3, **options: obje
 
 
 def personal(runner: Runner) -> np.ndarray:
-    parts = personal_models(runner.algorithm, runner.engine, runner.server, runner.store, runner.round, last=True)
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     return torch.cat([part.theta for part in parts]).numpy()
 
 
@@ -150,7 +153,7 @@ def test_only_the_base_travels(tmp_path, case):
     sent = runner.algorithm.send(runner.server, torch.arange(3))
     assert {n: tuple(v.shape) for n, v in sent.shared.items()} == {"base": (share,)} and not sent.each
     assert runner.traffic == {"bytes_up": 3 * 3 * 4 * share, "bytes_down": 3 * 3 * 4 * share}
-    assert {n: v.shape[1] for n, v in runner.store.get(np.arange(3)).items()} == {"head": EVERYTHING - share}
+    assert {n: v.shape[1] for n, v in runner.clients.store.get(np.arange(3)).items()} == {"head": EVERYTHING - share}
 
 
 def test_a_client_that_was_never_active_has_the_current_base_and_the_first_head(tmp_path):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import Context, FedAvg, Local, PerFedAvg
+from personafl.clients import LocalClients
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
@@ -167,7 +168,9 @@ def test_batches_of_one_sample_are_all_different_within_a_step(tmp_path, variant
     module.load_state_dict({"weight": torch.tensor(w, dtype=torch.float32)[None]})
     local = Local(lr=LR, batch_size=1, steps=1)
     run = ENGINES[engine](Task(module, "mse"), federation, local, seed=0)
-    runner = Runner(made(variant), run, Schedule(10, eval_every=0, checkpoint_every=0), RunFolder(tmp_path), {})
+    runner = Runner(
+        made(variant), LocalClients(run), Schedule(10, eval_every=0, checkpoint_every=0), RunFolder(tmp_path), {}
+    )
     runner.step()
 
     def result(batches: tuple[int, ...]) -> np.ndarray:

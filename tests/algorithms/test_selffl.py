@@ -285,7 +285,7 @@ def test_the_report_is_the_theory_of_the_clients_that_are_known(tmp_path, activi
 def test_state_and_traffic(tmp_path):
     """Two vectors and two scalars; up θ_m, σ_m²; down θ, σ0², S_m and whether the round is a warm one."""
     runner = train(quadratics(), SelfFL(), tmp_path, rounds=3)
-    assert sorted(x.numel() for x in runner.store.default.values()) == [1, 1, 3, 3]
+    assert sorted(x.numel() for x in runner.clients.store.default.values()) == [1, 1, 3, 3]
     assert runner.traffic == {"bytes_up": 3 * 4 * 4 * (3 + 1), "bytes_down": 3 * 4 * 4 * (3 + 3)}
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS, Local
+from personafl.clients import LocalClients
 from personafl.engines import ENGINES
 from personafl.engines.stacked import StackedEngine
 from personafl.evaluation import measure, personal_models
@@ -55,7 +56,7 @@ def run(engine: str, algorithm: str, model: str, folder, local: Local, activity:
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    runner = Runner(ALGORITHMS[algorithm](), made, schedule, RunFolder(folder), {})
+    runner = Runner(ALGORITHMS[algorithm](), LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(4):
         runner.step()
     return runner
@@ -64,10 +65,10 @@ def run(engine: str, algorithm: str, model: str, folder, local: Local, activity:
 def everything(runner: Runner) -> dict[str, np.ndarray]:
     """Server and client states, personalized models and measurements after some rounds."""
     out = {f"server {n}": v.numpy() for n, v in runner.server.items()}
-    out |= {f"client {n}": v.numpy() for n, v in runner.store.get(np.arange(7)).items()}
-    parts = personal_models(runner.algorithm, runner.engine, runner.server, runner.store, runner.round, last=True)
+    out |= {f"client {n}": v.numpy() for n, v in runner.clients.store.get(np.arange(7)).items()}
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     out["personal"] = torch.cat([part.theta for part in parts]).numpy()
-    columns, _ = measure(runner.algorithm, runner.engine, runner.server, runner.store, runner.round, last=True)
+    columns = measure(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     out |= {f"measured {n}": v for n, v in columns.items()}
     out |= {"steps": runner.steps, "active": runner.active}
     return out
@@ -116,9 +117,11 @@ def test_dropout_differs_between_clients(tmp_path):
     torch.manual_seed(0)
     task = Task(nn.Sequential(nn.Linear(36, 16), nn.Dropout(0.5), nn.Linear(16, 4)))
     engine = StackedEngine(task, fed, Local(batch_size=0, steps=1), seed=0)
-    runner = Runner(ALGORITHMS["separate"](), engine, Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {})
+    runner = Runner(
+        ALGORITHMS["separate"](), LocalClients(engine), Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {}
+    )
     runner.step()
-    theta = runner.store.get(np.arange(2))["theta"]
+    theta = runner.clients.store.get(np.arange(2))["theta"]
     assert not torch.equal(theta[0], theta[1])
 
 
@@ -129,11 +132,13 @@ def test_no_step_is_spent_on_a_client_that_has_finished(tmp_path):
     torch.manual_seed(0)
     task = Task(MODELS["mlp"]())
     engine = StackedEngine(task, federation(), local, seed=5)
-    original = task.gradient_stacked
-    task.gradient_stacked = lambda theta, batch, objective=None, **e: (  # type: ignore[method-assign]
-        rows.append(len(theta)) or original(theta, batch, objective, **e)
+    original = task._gradients
+    task._gradients = lambda params, batch, *rest: (  # type: ignore[method-assign]
+        rows.append(len(batch.x)) or original(params, batch, *rest)
     )
-    runner = Runner(ALGORITHMS["fedavg"](), engine, Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {})
+    runner = Runner(
+        ALGORITHMS["fedavg"](), LocalClients(engine), Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {}
+    )
     runner.step()
     assert sum(rows) == runner.steps.sum()
     assert len(rows) == runner.steps.max()

@@ -159,3 +159,13 @@ def test_consecutive_epochs_are_unrelated():
     plan = plan_of([8], 8, [6000]).positions[0]
     pairs = np.bincount(plan[:-1, 0] * 8 + plan[1:, 0], minlength=64)
     assert chisquare(pairs).pvalue > 1e-4
+
+
+def test_a_large_cohort_draws_the_same_orders():
+    """Where client, random bits and position do not fit into one number, orders are found another way."""
+    sizes = [2**19] + [3] * 2**13
+    everybody = plan_of(sizes, batch_size=50, steps=[4] + [1] * 2**13)
+    assert len(sizes).bit_length() + max(sizes).bit_length() > 32
+    for client, steps in ((0, 4), (1, 1), (2**13, 1)):
+        alone = plan_of([sizes[client]], batch_size=50, steps=[steps], clients=[client])
+        assert batches(everybody, client, steps) == batches(alone, 0, steps)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import Algorithm, Local
+from personafl.clients import LocalClients
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.folder import RunFolder
@@ -72,7 +73,7 @@ def train(
     settings = Local(lr=lr, batch_size=0, steps=steps, **local)  # type: ignore[arg-type]
     made = ENGINES[engine](Task(module, "mse"), problem.federation, settings, seed=0)
     schedule = Schedule(rounds=10**9, activity=activity, eval_every=0, checkpoint_every=0)
-    runner = Runner(algorithm, made, schedule, RunFolder(folder), {})
+    runner = Runner(algorithm, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(rounds):
         runner.step()
     return runner
@@ -80,8 +81,8 @@ def train(
 
 def states(runner: Runner) -> dict[str, Array]:
     """The clients' states as float64 arrays, a row for each."""
-    everybody = np.arange(len(runner.engine.federation))
-    return {name: value.double().numpy() for name, value in runner.store.get(everybody).items()}
+    everybody = np.arange(len(runner.clients.engine.federation))
+    return {name: value.double().numpy() for name, value in runner.clients.store.get(everybody).items()}
 
 
 def server(runner: Runner, name: str = "theta") -> Array:
@@ -92,9 +93,7 @@ def personal(runner: Runner) -> Array:
     """The personalized models of all clients, (M, d)."""
     from personafl.evaluation import personal_models
 
-    parts = personal_models(
-        runner.algorithm, runner.engine, runner.server, runner.store, max(runner.round, 1), last=True
-    )
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     return torch.cat([part.theta for part in parts]).double().numpy()
 
 

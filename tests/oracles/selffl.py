@@ -163,15 +163,15 @@ def with_known(
     runner = train(gaussian(theta_hat, sigma2), algorithm, folder, 0, lr, start=np.array([start]))
     everybody = np.arange(len(sigma2))
     known = torch.tensor(np.asarray(sigma2), dtype=torch.float32)
-    own = runner.store.get(everybody)
-    runner.store.put(everybody, {**own, "sigma2": known, "t": torch.full_like(known, 2.0)})
+    own = runner.clients.store.get(everybody)
+    runner.clients.store.put(everybody, {**own, "sigma2": known, "t": torch.full_like(known, 2.0)})
     runner.server |= {"sigma0_2": torch.tensor(float(sigma0_2)), "sigma2": known}
     return runner
 
 
 def reported(runner: Runner) -> dict[str, Array]:
     """The columns that an evaluation adds for each client."""
-    parts = personal_models(runner.algorithm, runner.engine, runner.server, runner.store, runner.round, last=True)
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     (part,) = list(parts)
     return {name: value.double().numpy() for name, value in part.report.items()}
 

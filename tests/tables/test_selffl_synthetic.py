@@ -13,6 +13,7 @@ from personafl import cli, theory
 from personafl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
+from personafl.clients import LocalClients
 from personafl.commands import console
 from personafl.data.sources.gaussian import Gaussian
 from personafl.engines import ENGINES
@@ -73,7 +74,7 @@ def engine_runner(algorithm, problem: Problem, samples, activity: float, folder,
     nn.init.constant_(module.weight, selffl_synthetic.START)
     local = Local(lr=LR, batch_size=batch_size, steps=STEPS)
     engine = ENGINES["stacked"](Task(module, likelihood, {}), Federation.from_clients(data), local, seed=0)
-    return Runner(algorithm, engine, Schedule(10**9, activity, 0, 0), RunFolder(folder), {})
+    return Runner(algorithm, LocalClients(engine), Schedule(10**9, activity, 0, 0), RunFolder(folder), {})
 
 
 @pytest.mark.parametrize(("case", "activity"), [(1, 0.5), (2, 1.0)])

@@ -42,6 +42,10 @@ class Gradient(Protocol):
         """Gradient of the mean loss at `theta` on one of this step's batches."""
         ...
 
+    def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        """θ ← θ − lr (gradient at θ on this step's first batch + λ (θ − anchor)), in place."""
+        ...
+
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """The model's outputs at `theta` on one of this step's batches, in evaluation mode."""
         ...
@@ -141,13 +145,35 @@ class Context:
     copy: Tensor
     validation: Validation | None = None
 
-    def descend(self, carry: State, name: str, gradient: Tensor, lr: float | None = None) -> None:
+    def descend(
+        self,
+        carry: State,
+        name: str,
+        gradient: Tensor | Gradient,
+        lr: float | None = None,
+        proximal: tuple[float, Tensor] | None = None,
+    ) -> None:
         """One step of SGD on `carry[name]`, in place, with the settings' momentum and weight decay.
 
         Engines hand every program a carry of its own, so changing it in place is safe, and saves a copy of all
         clients' parameters.
+
+        Parameters
+        ----------
+        gradient
+            A tensor; or the step's `grad`, which stands for its value at `carry[name]` and is faster: the engine need
+            not put the gradients of all layers together in one vector.
+        proximal
+            λ and an anchor: adds λ (θ − anchor) to the gradient.
         """
-        theta = carry[name]
+        theta, rate = carry[name], self.lr if lr is None else lr
+        if not isinstance(gradient, Tensor):
+            if not (self.local.weight_decay or self.local.momentum):
+                gradient.descend(theta, rate, proximal)
+                return
+            gradient = gradient(theta)
+        if proximal is not None:
+            gradient = gradient + proximal[0] * (theta - proximal[1])
         if self.local.weight_decay:
             gradient = gradient + self.local.weight_decay * theta
         if self.local.momentum:
@@ -156,7 +182,7 @@ class Context:
                 carry[buffer].mul_(self.local.momentum).add_(gradient) if buffer in carry else gradient.clone()
             )
             gradient = carry[buffer]
-        theta.sub_(gradient, alpha=self.lr if lr is None else lr)
+        theta.sub_(gradient, alpha=rate)
 
 
 @dataclass(frozen=True)

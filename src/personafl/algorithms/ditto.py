@@ -53,9 +53,8 @@ class Ditto(Algorithm):
         return {"y": sent["theta"], "v": v}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        v = carry["v"]
-        ctx.descend(carry, "y", grad(carry["y"]))
-        ctx.descend(carry, "v", grad(v) + self.lam * (v - sent["theta"]))
+        ctx.descend(carry, "y", grad)
+        ctx.descend(carry, "v", grad, proximal=(self.lam, sent["theta"]))
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:

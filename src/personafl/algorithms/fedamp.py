@@ -36,6 +36,9 @@ from torch import Tensor
 from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
 from personafl.errors import ConfigError
 
+COLUMNS = 1024
+"""Parameters of all models that are compared at once; anything from 256 to 4,096 takes the same time."""
+
 
 @dataclass(frozen=True)
 class _MessagePassing(Algorithm):
@@ -63,7 +66,7 @@ class _MessagePassing(Algorithm):
     def send(self, server: State, ids: Tensor) -> Sent:
         everybody = server["models"]
         ids = ids.to(everybody.device)
-        weights, pull = self._weights(everybody[ids], everybody, ids, server["round"])
+        weights, pull = self._weights(_rows(everybody, ids), everybody, ids, server["round"])
         return Sent({"pull": pull}, {"u": weights @ everybody})
 
     def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
@@ -73,7 +76,7 @@ class _MessagePassing(Algorithm):
         return {"theta": sent["u"]}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad(carry["theta"]))
+        ctx.descend(carry, "theta", grad)
         rate = ctx.lr * sent["pull"]
         carry["theta"].add_(rate * sent["u"]).div_(1 + rate)
         return carry
@@ -180,7 +183,7 @@ class HeurFedAmp(_MessagePassing):
         check("algorithm.pull", self.pull, self.pull >= 0, "at least 0")
 
     def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
-        cosine = _unit(w) @ _unit(everybody).T
+        cosine = _cosines(w, everybody)
         other = torch.arange(len(everybody), device=w.device) != ids[:, None]
         if self.sigma is not None:
             scale = torch.tensor(self.sigma, device=w.device)
@@ -200,13 +203,28 @@ def _with_own(weights: Tensor, ids: Tensor) -> Tensor:
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a_i − b_j‖², by one matrix product. Centred first: models are close to each other and far from 0."""
-    centre = b.mean(0)
-    a, b = a - centre, b - centre
-    squared: Tensor = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * (a @ b.T)
-    return squared.clamp(min=0.0)
+    """‖a_i − b_j‖² by the matrix product of a and b, a block of columns at a time, so that no copy is larger than that.
+
+    Each block is centred first: models are close to each other and far from 0.
+    """
+    products, of_a, of_b = a.new_zeros(len(a), len(b)), a.new_zeros(len(a), 1), a.new_zeros(len(b))
+    for columns in zip(a.split(COLUMNS, 1), b.split(COLUMNS, 1), strict=True):
+        centre = columns[0].mean(0)
+        x, y = (block - centre for block in columns)
+        products.addmm_(x, y.T)
+        of_a += torch.linalg.vecdot(x, x)[:, None]
+        of_b += torch.linalg.vecdot(y, y)
+    return products.mul_(-2).add_(of_a).add_(of_b).clamp_(min=0.0)
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return vectors / length.clamp(min=1e-12)
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    of_a, of_b = (torch.linalg.vector_norm(vectors, dim=1).clamp(min=1e-12) for vectors in (a, b))
+    cosines: Tensor = (a @ b.T).div_(of_a[:, None]).div_(of_b)
+    return cosines
+
+
+def _rows(everybody: Tensor, ids: Tensor) -> Tensor:
+    """The models of these clients; all of them are not copied."""
+    if len(ids) == len(everybody) and bool((ids[1:] > ids[:-1]).all()):
+        return everybody
+    return everybody.index_select(0, ids)

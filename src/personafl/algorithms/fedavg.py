@@ -43,7 +43,7 @@ class FedAvg(Algorithm):
         return {"theta": sent["theta"]}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad(carry["theta"]))
+        ctx.descend(carry, "theta", grad)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
@@ -68,7 +68,7 @@ class FineTune(Program):
         return {"theta": sent["theta"]}, torch.full_like(ctx.steps, self.steps)
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad(carry["theta"]), self.lr)
+        ctx.descend(carry, "theta", grad, self.lr)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:

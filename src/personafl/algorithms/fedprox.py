@@ -40,8 +40,7 @@ class FedProx(FedAvg):
         return self
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        y = carry["theta"]
-        ctx.descend(carry, "theta", grad(y) + self.mu * (y - sent["theta"]))
+        ctx.descend(carry, "theta", grad, proximal=(self.mu, sent["theta"]))
         return carry
 
 

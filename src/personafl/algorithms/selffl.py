@@ -213,7 +213,7 @@ class SelfFL(Algorithm):
         sigma0_2, sigma2 = sent["sigma0_2"].clamp(min=0), own["sigma2"].clamp(min=FLOOR)
         ratio = torch.where(S > 0, 1 / ((sigma0_2 + sigma2) * S.clamp(min=1e-30)), 0.0).clamp(max=1.0)
         aware = self._aware(own, sent)
-        start = torch.where(aware & self.use_init, theta - ratio * (own["theta"] - theta), theta)
+        start = torch.lerp(theta, own["theta"], -torch.where(aware & self.use_init, ratio, 0.0))
         # ℓ = log(S/(σ⁻² + S)) / log(1 − η/(Bσ²)), by log1p: both arguments may be as close to 1 as float32 goes.
         others = self._evidence(sigma0_2, S)
         rate = ctx.lr / (ctx.batch_size * sigma2)
@@ -227,7 +227,7 @@ class SelfFL(Algorithm):
         return {"theta": start}, steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad(carry["theta"]))
+        ctx.descend(carry, "theta", grad)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
@@ -260,10 +260,10 @@ def online_variance(own: State, x: Tensor, counts: Tensor, window: int = 0) -> S
     after = t
     if window:
         t = t.clamp(max=window)
-    apart = x - own["mean"]
-    sigma2 = (t - 1) / t * own["sigma2"] + (t - 1) / t.square() * apart.square().sum()
+    apart = torch.linalg.vector_norm(x - own["mean"]).square()
+    sigma2 = (t - 1) / t * own["sigma2"] + (t - 1) / t.square() * apart
     return {
-        "mean": torch.where(counts, own["mean"] + apart / t, own["mean"]),
+        "mean": torch.lerp(own["mean"], x, torch.where(counts, 1 / t, 0.0)),
         "sigma2": torch.where(counts, sigma2, own["sigma2"]),
         "t": torch.where(counts, after, before),
     }

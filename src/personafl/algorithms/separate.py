@@ -40,7 +40,7 @@ class Separate(Algorithm):
         return {"theta": own["theta"]}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad(carry["theta"]))
+        ctx.descend(carry, "theta", grad)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:

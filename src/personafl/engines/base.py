@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Local, Program, Sent, Setting, State
+from personafl.algorithms.base import Context, Local, Program, Sent, State
 from personafl.engines.batches import Ints, Plan, draw
 from personafl.federation import Federation
 from personafl.streams import Key, mix, name_key, stream_key
-from personafl.task import Batch, Objective, Task, cross_entropy
+from personafl.task import Batch, Objective, Task
 
 Split = Literal["train", "val", "test"]
 ClientFunction = Callable[[State, State], State]
@@ -55,6 +55,12 @@ class StepBatches:
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         return self._gradient(theta, self._batches[batch], objective, extra)
+
+    def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        gradient = self(theta)
+        if proximal is not None:
+            gradient = gradient + proximal[0] * (theta - proximal[1])
+        theta.sub_(gradient, alpha=lr)
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         here = self._batches[batch]
@@ -100,13 +106,6 @@ class Engine(ABC):
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
         self._features = int(np.prod(federation.x.shape[1:]))
-
-    @property
-    def setting(self) -> Setting:
-        """The job, as algorithms may know it."""
-        layers = tuple(zip(self.task.names, self.task.sizes, strict=True))
-        classification = self.task.objective is cross_entropy
-        return Setting(layers, len(self.federation), self.local, classification, self.federation.groups)
 
     # --- what a runner calls -------------------------------------------------------------------------------
 

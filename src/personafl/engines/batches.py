@@ -73,7 +73,7 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> Plan:
 def _orders(sizes: Ints, keys: Key, epochs: Ints) -> tuple[Ints, Ints]:
     """A random order of each client's samples for each of its epochs, end to end, and where each client starts.
 
-    All are drawn by one sort: of (which client and epoch, random bits).
+    All are drawn by one sort: of (which client and epoch, 32 random bits, position).
     """
     client = np.repeat(np.arange(len(sizes)), epochs)
     number = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
@@ -82,8 +82,14 @@ def _orders(sizes: Ints, keys: Key, epochs: Ints) -> tuple[Ints, Ints]:
     segment = np.repeat(np.arange(len(client)), length)
     position = np.arange(len(segment)) - start[segment]
     bits = mix(mix(keys[client], number)[segment], position)
-    width = np.uint64(max(1, len(client).bit_length()))
-    tagged = (segment.astype(np.uint64) << (np.uint64(64) - width)) | (bits >> width)
-    order = position[np.argsort(tagged, kind="stable")]
+    tagged = (segment.astype(np.uint64) << np.uint64(32)) | (bits >> np.uint64(32))
+    width = int(length.max(initial=1)).bit_length()
+    if len(client).bit_length() + width <= 32:
+        # The position fits into the number as well, and a sort is several times faster than an argsort.
+        tagged = (tagged << np.uint64(width)) | position.astype(np.uint64)
+        tagged.sort()
+        order = (tagged & np.uint64((1 << width) - 1)).astype(np.int64)
+    else:
+        order = position[np.argsort(tagged, kind="stable")]
     total = sizes * epochs
     return order, np.cumsum(total) - total

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import vmap
 
 from personafl.algorithms.base import Sent, State
 from personafl.engines.base import (
@@ -28,10 +27,10 @@ from personafl.engines.base import (
     reuse_memory,
 )
 from personafl.engines.batches import Ints, Plan
-from personafl.engines.outside import outside_vmap
+from personafl.engines.outside import outside_vmap, over_clients
 from personafl.task import Batch, Objective, Task
 
-Fields = tuple[Tensor, Tensor, Tensor, Tensor]
+FETCHED_AT_ONCE = 4 * 2**20  # bytes of samples: more would push the parameters out of the processor's cache
 
 
 class StackedEngine(Engine):
@@ -45,45 +44,43 @@ class StackedEngine(Engine):
         reuse_memory()
 
     def _run_chunk(self, work: Work) -> Result:
-        program, info, keys = work.program, self._info(work), self._keys(work)
-        dims: Any = {**{n: None for n in work.sent.shared}, **{n: 0 for n in work.sent.each}}
-        sent = {**work.sent.shared, **work.sent.each}
-        validation = _fields(self._padded(work.ids, "val")) if program.uses_validation else None
+        program, info, keys, shared = work.program, self._info(work), self._keys(work), work.sent.shared
+        validation = _fields(self._padded(work.ids, "val")) if program.uses_validation else {}
 
-        def begin(own: State, sent: State, info: State, val: Fields | None) -> tuple[State, Tensor]:
-            return program.begin(own, sent, self._context(work, info, self._validation(val)))
+        def begin(own: State, each: State, info: State, val: State) -> tuple[State, State]:
+            ctx = self._context(work, info, self._validation(val))
+            carry, steps = program.begin(own, {**shared, **each}, ctx)
+            return carry, {"steps": steps}
 
-        def finish(own: State, carry: State, sent: State, info: State, val: Fields | None) -> tuple[State, State]:
-            return program.finish(own, carry, sent, self._context(work, info, self._validation(val)))
+        def finish(own: State, carry: State, each: State, info: State, val: State) -> tuple[State, State]:
+            ctx = self._context(work, info, self._validation(val))
+            return program.finish(own, carry, {**shared, **each}, ctx)
 
-        val_dim = None if validation is None else 0
-        begun, wanted = vmap(begin, in_dims=(0, dims, 0, val_dim))(work.own, sent, info, validation)
-        steps = wanted.cpu().numpy().astype(np.int64)
+        count, each = len(work.ids), work.sent.each
+        begun, wanted = over_clients(begin, count, work.own, each, info, validation)
+        steps = wanted["steps"].cpu().numpy().astype(np.int64)
         order = np.argsort(-steps, kind="stable")
         in_order = bool((order == np.arange(len(order))).all())
         if in_order:
-            carry = _private(begun, [*work.own.values(), *sent.values()])
-            stepped_sent, stepped_info = sent, info
+            carry = _private(begun, [*work.own.values(), *shared.values(), *each.values()])
+            stepped_each, stepped_info = each, info
         else:
             rows = torch.from_numpy(order).to(self.device)
             carry = {name: value.index_select(0, rows) for name, value in begun.items()}
-            each = {name: value.index_select(0, rows) for name, value in work.sent.each.items()}
-            stepped_sent = {**work.sent.shared, **each}
+            stepped_each = {name: value.index_select(0, rows) for name, value in each.items()}
             stepped_info = {name: value.index_select(0, rows) for name, value in info.items()}
 
-        ordered = Work(program, work.round, work.purpose, work.ids[order], {}, work.sent)
-        carry = self._steps(ordered, keys[order], steps[order], carry, stepped_sent, stepped_info, dims)
+        ordered = Work(program, work.round, work.purpose, work.ids[order], {}, Sent(shared, stepped_each))
+        carry = self._steps(ordered, keys[order], steps[order], carry, stepped_info)
         if not in_order:
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
             carry = {name: value.index_select(0, back) for name, value in carry.items()}
-        own, up = vmap(finish, in_dims=(0, 0, dims, 0, val_dim))(work.own, carry, sent, info, validation)
-        return Result(own, up, wanted)
+        own, up = over_clients(finish, count, work.own, carry, each, info, validation)
+        return Result(own, up, wanted["steps"])
 
-    def _steps(
-        self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, sent: State, info: State, dims: Any
-    ) -> State:
+    def _steps(self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, info: State) -> State:
         """All steps of clients that are sorted by their number of steps, longest first."""
-        draws, names = work.program.batches_per_step, list(carry)
+        draws, names, each = work.program.batches_per_step, list(carry), work.sent.each
         plan = self._plan(work, keys, steps)
         drawn = _Drawn(self, plan, self._dropout_keys(keys, plan.counts.shape[1]))
         done: State = {}
@@ -94,24 +91,21 @@ class StackedEngine(Engine):
                 done = done or {name: torch.empty_like(carry[name]) for name in names}
                 for name in names:
                     done[name][left:live] = carry[name][left:live]
-                carry = {name: value[:left] for name, value in carry.items()}
-                info = {name: value[:left] for name, value in info.items()}
-                sent = {name: value[:left] if name in work.sent.each else value for name, value in sent.items()}
+                carry, info, each = ({n: v[:left] for n, v in state.items()} for state in (carry, info, each))
                 live = left
             until = int(steps[live - 1])  # nobody drops off before
 
             def segment(
-                row: Tensor, carry: State, sent: State, info: State, *, begin: int, end: int, live: int
-            ) -> State:
-                ctx = self._context(work, info, None)
+                row: State, carry: State, each: State, info: State, *, begin: int, end: int, live: int
+            ) -> tuple[State]:
+                ctx, sent = self._context(work, info, None), {**work.sent.shared, **each}
                 for s in range(begin, end):
                     batches = [drawn.batch(d, live) for d in range(s * draws, (s + 1) * draws)]
-                    carry = work.program.step(carry, sent, StackedBatches(self.task, batches, row), ctx)
-                return carry
+                    carry = work.program.step(carry, sent, StackedBatches(self.task, batches, row["number"]), ctx)
+                return (carry,)
 
             bound = partial(segment, begin=step, end=until, live=live)
-            rows = torch.arange(live, device=self.device)
-            carry = vmap(bound, in_dims=(0, 0, dims, 0))(rows, carry, sent, info)
+            (carry,) = over_clients(bound, live, {"number": torch.arange(live, device=self.device)}, carry, each, info)
             step = until
         if not done:
             return {name: carry[name] for name in names}
@@ -119,14 +113,14 @@ class StackedEngine(Engine):
             done[name][:live] = carry[name]
         return done
 
-    def _validation(self, fields: Fields | None) -> ValidationData | None:
-        return None if fields is None else ValidationData(self.task, Batch(*fields))
+    def _validation(self, fields: State) -> ValidationData | None:
+        return ValidationData(self.task, Batch(**fields)) if fields else None
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
-        dims: Any = {**{n: None for n in sent.shared}, **{n: 0 for n in sent.each}}
-        # The row number makes sure that vmap sees `count` clients, even where they have no state of their own.
-        mapped = vmap(lambda row, own, sent: function(own, sent), in_dims=(0, 0, dims))
-        return mapped(torch.arange(count), own, {**sent.shared, **sent.each})
+        def one(own: State, each: State) -> tuple[State]:
+            return (function(own, {**sent.shared, **each}),)
+
+        return over_clients(one, count, own, sent.each)[0]
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         with torch.no_grad():
@@ -187,18 +181,32 @@ class StackedEngine(Engine):
 
 
 class _Drawn:
-    """The batches of all steps, fetched when their step comes."""
+    """The batches of all steps, fetched when their step comes: of several steps at once where they are small."""
 
     def __init__(self, engine: Engine, plan: Plan, dropout: Tensor) -> None:
-        self._gather, self._device = engine._gather, engine.device
-        self._index = torch.from_numpy(np.ascontiguousarray(plan.positions.swapaxes(0, 1)))
+        self._gather, self._sample_bytes = engine._gather, engine._features * engine.federation.x.element_size()
+        # Where a batch is all of a client's data, it is the same at every step.
+        self._constant = engine.local.batch_size == 0
+        positions = plan.positions[:, :1] if self._constant else plan.positions
+        self._index = torch.from_numpy(np.ascontiguousarray(positions.swapaxes(0, 1)))
         counts = torch.from_numpy(np.array(plan.counts.T, order="C"))
-        self._weight = (torch.arange(self._index.shape[-1]) < counts[..., None]).float().to(self._device)
-        self._dropout = dropout.T.contiguous().to(self._device)
+        self._weight = (torch.arange(self._index.shape[-1]) < counts[..., None]).float().to(engine.device)
+        self._dropout = dropout.T.contiguous().to(engine.device)
+        self._begin = self._end = 0
 
     def batch(self, draw: int, live: int) -> Batch:
-        x, y = self._gather(self._index[draw, :live])
-        return Batch(x, y, self._weight[draw, :live], self._dropout[draw, :live])
+        """The batches of the first `live` clients; `draw` and `live` of later calls are no smaller and no larger."""
+        place = 0 if self._constant else draw
+        if place >= self._end:
+            each = live * self._index.shape[-1] * self._sample_bytes
+            self._begin, self._end = place, place + max(1, FETCHED_AT_ONCE // max(each, 1))
+            x, y = self._gather(self._index[self._begin : self._end, :live])
+            self._fetched = list(zip(x.unbind(0), y.unbind(0), strict=True))
+        x, y = self._fetched[place - self._begin]
+        weight, key = self._weight[draw], self._dropout[draw]
+        if live == len(x) == len(weight):
+            return Batch(x, y, weight, key)
+        return Batch(x[:live], y[:live], weight[:live], key[:live])
 
 
 class StackedBatches:
@@ -215,13 +223,20 @@ class StackedBatches:
         function = partial(self._task.gradient_stacked, batch=self._batches[batch], objective=objective)
         return outside_vmap(function, self._row, theta, **extra)
 
+    def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        function = partial(self._task.descend_stacked, batch=self._batches[0], lr=lr)
+        if proximal is None:
+            outside_vmap(function, self._row, theta)
+        else:
+            outside_vmap(partial(function, pull=proximal[0]), self._row, theta, anchor=proximal[1])
+
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
 
-def _fields(batch: Batch) -> Fields:
-    return batch.x, batch.y, batch.weight, batch.key
+def _fields(batch: Batch) -> State:
+    return {"x": batch.x, "y": batch.y, "weight": batch.weight, "key": batch.key}
 
 
 def _private(carry: State, inputs: list[Tensor]) -> State:

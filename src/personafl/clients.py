@@ -1,0 +1,239 @@
+"""The clients of a run, wherever they are: what the runner asks of them.
+
+`LocalClients` are in this process, all of them on one engine. Clients in other processes or on other machines are
+further subclasses of `Clients`; the work for each of them is done by `LocalClients` over there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Local, Sent, Setting, State, Uploads
+from personafl.engines.base import Engine, Work
+from personafl.engines.batches import Ints
+from personafl.evaluation import Columns, Moment, Personal, Roster, measure, personal_models, shared_model
+from personafl.folder import RunFolder
+from personafl.predictions import Predictions
+from personafl.store import ClientStore
+from personafl.task import Task
+
+AT_ONCE = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What became of a cohort.
+
+    Attributes
+    ----------
+    uploads
+        Of the clients whose answers count.
+    active, steps
+        Who did the work, and how many steps each took: those whose answers count, and those who failed.
+    failed
+        Whose update is not finite; they keep their old state.
+    dropped
+        Who did not answer, or not in time or not acceptably, and why.
+    bytes_up
+        What the answers take on their way.
+    """
+
+    uploads: Uploads
+    active: Ints
+    steps: Ints
+    failed: Ints
+    bytes_up: int
+    dropped: dict[int, str] = field(default_factory=dict)
+
+
+class Clients(ABC):
+    """The clients of a run.
+
+    Attributes
+    ----------
+    roster
+        What the server side knows of them: names, groups, numbers of samples.
+    task, local, seed
+        What they train, and how.
+    threads, device
+        Of the server's own tensors.
+    """
+
+    roster: Roster
+    task: Task
+    local: Local
+    seed: int
+    threads: int
+    device: torch.device
+
+    @property
+    def setting(self) -> Setting:
+        """The job, as algorithms may know it."""
+        layers = tuple(zip(self.task.names, self.task.sizes, strict=True))
+        return Setting(layers, len(self.roster), self.local, self.task.classification, self.roster.groups)
+
+    @abstractmethod
+    def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
+        """Nobody was active yet; a client's first state comes from `theta0`."""
+
+    @abstractmethod
+    def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
+        """Have these clients train."""
+
+    @abstractmethod
+    def measure(self, moment: Moment, ids: Ints) -> Columns:
+        """Have these clients evaluate their personalized models and the common one: sums, a row for each."""
+
+    @abstractmethod
+    def rows(self, ids: Ints) -> State:
+        """What a checkpoint keeps of these clients."""
+
+    @abstractmethod
+    def put_rows(self, ids: Ints, rows: State) -> None:
+        """The inverse of `rows`, on the way back to a checkpoint; those that are not named were never active."""
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """The size of a row of `rows`."""
+
+    def saved(self, round: int) -> None:  # noqa: B027 (few have to know)
+        """There is a checkpoint of this round: nobody will be asked to go back behind it."""
+
+    @abstractmethod
+    def write(self, folder: RunFolder, moment: Moment, ids: Ints) -> None:
+        """At the end: write the personalized models that `moment` says are kept, and predictions of `ids`.
+
+        Models that are kept elsewhere stay there.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """The run has ended."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the last evaluation leaves for the run folder: predictions, and models that take a program to make."""
+
+    predictions: Predictions
+    models: ClientStore | None
+    kept: NDArray[np.bool_]
+
+    def add(self, part: Personal) -> None:
+        self.predictions.add(part)
+        if self.models is not None:
+            mine = torch.from_numpy(np.flatnonzero(self.kept[part.ids])).to(part.theta.device)
+            self.models.put(part.ids[self.kept[part.ids]], {"theta": part.theta.index_select(0, mine)})
+
+
+class LocalClients(Clients):
+    """Clients in this process.
+
+    Parameters
+    ----------
+    memory
+        Megabytes of the clients' states that are kept in memory; more are memory-mapped files in `folder`.
+    """
+
+    algorithm: Algorithm
+    store: ClientStore
+
+    def __init__(self, engine: Engine, memory: int = 1024, folder: Path | None = None) -> None:
+        self.engine, self._memory, self._folder = engine, memory, folder
+        self.task, self.local, self.seed = engine.task, engine.local, engine.seed
+        self.threads, self.device = engine.threads, engine.device
+        self.roster = Roster.of(engine.federation)
+        self._made: Made | None = None
+
+    def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
+        self.algorithm = algorithm
+        self.store = ClientStore(algorithm.new_client(theta0), len(self.roster), self._memory, self._folder)
+
+    def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
+        result = self.engine.run(Work(self.algorithm, round, "train", ids, self.store.get(ids), sent))
+        good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
+        kept, failed = ids[good], ids[~good]
+        own, up = result.own, result.up
+        if len(failed):
+            rows = torch.from_numpy(np.flatnonzero(good)).to(self.device)
+            own = {name: value.index_select(0, rows) for name, value in own.items()}
+            up = {name: value.index_select(0, rows) for name, value in up.items()}
+        self.store.put(kept, own)
+        if len(failed):
+            self.store.put(failed, self.store.get(failed))  # who was active has a row, and nobody else
+        samples = torch.from_numpy(self.roster.sizes["train"][kept]).to(self.device)
+        uploads = Uploads(torch.from_numpy(kept), samples, up)
+        return Answers(uploads, ids, result.steps.cpu().numpy(), failed, uploads.bytes())
+
+    def measure(self, moment: Moment, ids: Ints) -> Columns:
+        if not moment.last:
+            return measure(self.algorithm, self.engine, self.store, moment, ids)
+        models = None
+        if self.algorithm.evaluation_program(True) is not None:
+            models = ClientStore({"theta": self.task.theta0}, len(self.roster), self._memory, self._folder)
+        self._made = Made(Predictions(self.engine, ids, moment.common), models, self._kept(moment))
+        return measure(self.algorithm, self.engine, self.store, moment, ids, self._made.add)
+
+    def rows(self, ids: Ints) -> State:
+        return self.store.get(ids)
+
+    def put_rows(self, ids: Ints, rows: State) -> None:
+        self.store.put(ids, rows)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.store.row_bytes
+
+    # --- at the end ----------------------------------------------------------------------------------------
+
+    def write(self, folder: RunFolder, moment: Moment, ids: Ints) -> None:
+        if self._made is None:  # the process that evaluated the last round did not live to write them
+            self.measure(moment, ids)
+        assert self._made is not None
+        predictions, names = self._made.predictions.table(), self.roster.ids
+        if predictions is not None:
+            folder.write_predictions(predictions)
+        kept = self._kept(moment)
+        mine, others = np.flatnonzero(kept), np.flatnonzero(~kept)
+        shared = shared_model(self.algorithm, self.engine, self.store, moment, others)
+        one = None if shared is None else self.task.state_dict(shared.cpu())
+        folder.write_others([names[i] for i in others], one)
+        models = (self.task.state_dict(theta.cpu()) for theta in self.personal(moment, mine))
+        folder.write_personal([names[i] for i in mine], models)
+
+    def _kept(self, moment: Moment) -> NDArray[np.bool_]:
+        return np.ones(len(self.roster), np.bool_) if moment.kept is None else moment.kept
+
+    def personal(self, moment: Moment, ids: Ints) -> Iterator[Tensor]:
+        """The personalized models of these clients, some at a time."""
+        models = None if self._made is None else self._made.models
+        missing = ids if models is None else ids[~models.known(ids)]
+        for part in personal_models(self.algorithm, self.engine, self.store, moment, missing):
+            if models is None:
+                yield part.theta
+            else:
+                models.put(part.ids, {"theta": part.theta})
+        if models is not None:
+            many = max(1, AT_ONCE // max(models.row_bytes, 1))
+            for first in range(0, len(ids), many):
+                yield models.get(ids[first : first + many])["theta"]
+
+
+def _finite(values: State, count: int) -> Tensor:
+    """Which rows are finite throughout. A sum is finite only if all of its terms are, and takes one pass."""
+    good = torch.ones(count, dtype=torch.bool)
+    seen: set[int] = set()
+    for value in values.values():
+        if value.data_ptr() in seen or not value.is_floating_point():
+            continue
+        seen.add(value.data_ptr())
+        good &= torch.isfinite(value.reshape(count, -1).sum(1)).cpu()
+    return good
