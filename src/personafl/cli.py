@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
@@ -30,7 +30,6 @@ from personafl.version import __version__
 
 app = typer.Typer(
     name="personafl",
-    help="Personalized federated learning: a model for each client, with the help of the others.",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -38,6 +37,21 @@ app = typer.Typer(
 for command in (demo, run, compare, report, watch, partition, personalize, gain, export, reproduce, bench):
     app.command()(command)
 app.command("list")(list_)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Personalized federated learning: a model for each client, with the help of the others."""
 
 
 @app.command()
