@@ -116,7 +116,7 @@ def test_engines_see_the_same_cohorts_and_steps(tmp_path):
         tables.append(run.clients().select(["client", "steps", "activations", "n_train"]).to_pylist())
         records = [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
         tables.append([(r["round"], r["active"], r["steps"], r["bytes_up"], r["bytes_down"]) for r in records])
-    assert tables[0] == tables[2] and tables[1] == tables[3]
+    assert tables[0] == tables[2] == tables[4] and tables[1] == tables[3] == tables[5]
 
 
 def test_a_cohort_does_not_depend_on_the_number_of_rounds():

@@ -52,7 +52,8 @@ def federation(clients: int = 7) -> Federation:
 
 def run(engine: str, algorithm: str, model: str, folder, local: Local, activity: float, memory: int = 1024) -> Runner:
     torch.manual_seed(0)
-    made = ENGINES[engine](Task(MODELS[model]()), federation(), local, seed=5, memory=memory, threads=1)
+    threads = 3 if engine == "threaded" else 1
+    made = ENGINES[engine](Task(MODELS[model]()), federation(), local, seed=5, memory=memory, threads=threads)
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
@@ -82,11 +83,12 @@ def assert_agree(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_loop_and_stacked_agree_for_every_algorithm(tmp_path, algorithm):
+def test_engines_agree_for_every_algorithm(tmp_path, algorithm):
     """Epochs make the clients' numbers of steps differ; half of the clients are active."""
     local = Local(lr=0.05, batch_size=4, epochs=2)
     one = everything(run("loop", algorithm, "mlp", tmp_path, local, activity=0.6))
-    assert_agree(one, everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=0.6)))
+    for engine in ("stacked", "threaded"):
+        assert_agree(one, everything(run(engine, algorithm, "mlp", tmp_path, local, activity=0.6)))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -98,10 +100,11 @@ def test_chunks_do_not_change_the_answer(tmp_path, algorithm):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox-ft"])
-def test_loop_and_stacked_agree_for_every_model(tmp_path, algorithm, model):
+def test_engines_agree_for_every_model(tmp_path, algorithm, model):
     local = Local(lr=0.05, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01)
     one = everything(run("loop", algorithm, model, tmp_path, local, activity=1.0))
-    assert_agree(one, everything(run("stacked", algorithm, model, tmp_path, local, activity=1.0)))
+    for engine in ("stacked", "threaded"):
+        assert_agree(one, everything(run(engine, algorithm, model, tmp_path, local, activity=1.0)))
 
 
 def test_full_batches_of_different_sizes_agree(tmp_path):

@@ -13,11 +13,12 @@ from personafl.algorithms.fedavg import FineTune
 from personafl.engines.base import Engine, Work, cores, torch_threads
 from personafl.engines.loop import LoopEngine
 from personafl.engines.stacked import StackedEngine
+from personafl.engines.threaded import ThreadedEngine
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.task import Task
 
-ENGINES: dict[str, type[Engine]] = {"stacked": StackedEngine, "loop": LoopEngine}
+ENGINES: dict[str, type[Engine]] = {"stacked": StackedEngine, "threaded": ThreadedEngine, "loop": LoopEngine}
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ def make_engine(
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
     why_not = task.unstackable(x, y) if name != "loop" else None
-    if why_not is not None and name == "stacked":
+    if why_not is not None and name in ("stacked", "threaded"):
         raise ModelError(
-            f"{type(task.template).__name__} cannot run on the stacked engine ({why_not}): use engine = 'loop'"
+            f"{type(task.template).__name__} cannot run on the {name} engine ({why_not}): use engine = 'loop'"
         )
     if name != "auto":
         choice = Choice(name, ENGINES[name].default_threads if threads is None else threads, "asked for")
@@ -81,6 +82,8 @@ def _measure(
     times: dict[tuple[str, int], float] = {}
     for name, engine_type in ENGINES.items():
         for count in counts:
+            if name == "threaded" and (count == 1 or device != "cpu"):
+                continue
             engine = engine_type(task, federation, local, seed, memory, count, device)
             with torch_threads(count):
                 times[name, count] = min(_seconds(engine, work) for _ in range(3))

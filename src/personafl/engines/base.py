@@ -114,7 +114,7 @@ class Engine(ABC):
         with torch.no_grad():
             work = _expand_copies(work)
             results = [self._run_chunk(part) for part in self._chunks(work)]
-            result = results[0] if len(results) == 1 else _concatenate(results)
+            result = results[0] if len(results) == 1 else concatenate(results)
             return self._pick(work, result)
 
     def map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
@@ -259,7 +259,8 @@ def _expand_copies(work: Work) -> Work:
     )
 
 
-def _concatenate(results: list[Result]) -> Result:
+def concatenate(results: list[Result]) -> Result:
+    """One result of several, client after client."""
     return Result(
         {name: torch.cat([r.own[name] for r in results]) for name in results[0].own},
         {name: torch.cat([r.up[name] for r in results]) for name in results[0].up},

@@ -1,0 +1,76 @@
+"""The stacked engine in several threads, each with a part of the clients.
+
+Where steps are long, as with convolutions, torch's own threads wait for each other at every operation; clients do not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms.base import Sent, State
+from personafl.engines.base import Result, Split, Work, concatenate
+from personafl.engines.batches import Ints
+from personafl.engines.stacked import StackedEngine
+
+Part = TypeVar("Part")
+
+
+class ThreadedEngine(StackedEngine):
+    """Runs client programs in `threads` threads with one torch thread each."""
+
+    name = "threaded"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        share, device = max(1, self.memory // self.threads), str(self.device)
+        # torch swaps a module's parameters while it is called, so each thread has modules of its own.
+        self._workers = [
+            StackedEngine(copy.deepcopy(self.task), self.federation, self.local, self.seed, share, 1, device)
+            for _ in range(self.threads)
+        ]
+        # The number of torch threads belongs to the thread that sets it.
+        self._pool = ThreadPoolExecutor(self.threads, "personafl", initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(self, work: Work) -> Result:
+        parts = self._deal(work.ids, "train")
+        results = self._each(parts, lambda engine, rows: engine.run(_part(work, rows)))
+        back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable")).to(self.device)
+        whole = concatenate(results)
+        own, up = ({name: v.index_select(0, back) for name, v in state.items()} for state in (whole.own, whole.up))
+        return Result(own, up, whole.steps.index_select(0, back))
+
+    def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        def part(engine: StackedEngine, rows: Ints) -> dict[str, NDArray[np.float64]]:
+            mine = theta if theta.dim() == 1 else theta[torch.from_numpy(rows).to(theta.device)]
+            return engine.evaluate(mine, ids[rows], split)
+
+        parts = self._deal(ids, split)
+        found = self._each(parts, part)
+        back = np.argsort(np.concatenate(parts), kind="stable")
+        return {name: np.concatenate([sums[name] for sums in found])[back] for name in found[0]}
+
+    def _each(self, parts: list[Ints], function: Callable[[StackedEngine, Ints], Part]) -> list[Part]:
+        return list(self._pool.map(function, self._workers, parts))
+
+    def _deal(self, ids: Ints, split: Split) -> list[Ints]:
+        """Rows for each thread: the largest clients are dealt out first."""
+        order = np.argsort(-self.federation.sizes(split)[ids], kind="stable")
+        return [np.sort(order[i :: self.threads]) for i in range(min(self.threads, max(len(ids), 1)))]
+
+
+def _part(work: Work, rows: Ints) -> Work:
+    index = torch.from_numpy(rows)
+
+    def of(state: State) -> State:
+        return {name: value.index_select(0, index.to(value.device)) for name, value in state.items()}
+
+    sent = Sent(work.sent.shared, of(work.sent.each))
+    return Work(work.program, work.round, work.purpose, work.ids[rows], of(work.own), sent)
