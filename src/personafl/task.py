@@ -134,6 +134,10 @@ class Task:
 
     # --- the vector and its views -------------------------------------------------------------------------
 
+    def copy(self) -> Task:
+        """The same task with modules of its own, for another thread."""
+        return Task(self.template, self.objective, self.metrics)
+
     @property
     def classification(self) -> bool:
         """Whether the model's outputs are the logits of classes."""

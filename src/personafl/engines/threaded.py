@@ -5,7 +5,6 @@ Where steps are long, as with convolutions, torch's own threads wait for each ot
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -33,7 +32,7 @@ class ThreadedEngine(StackedEngine):
         share, device = max(1, self.memory // self.threads), str(self.device)
         # torch swaps a module's parameters while it is called, so each thread has modules of its own.
         self._workers = [
-            StackedEngine(copy.deepcopy(self.task), self.federation, self.local, self.seed, share, 1, device)
+            StackedEngine(self.task.copy(), self.federation, self.local, self.seed, share, 1, device)
             for _ in range(self.threads)
         ]
         # The number of torch threads belongs to the thread that sets it.
