@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
 TORCH := $(shell sed -n '/^torch==/p' requirements.lock)
-LOCK_EXTRAS := dev
+LOCK_EXTRAS := dev flower privacy ray
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A terminal sees pip's progress bars, a log only what goes wrong. Compiling what is never imported takes half the time.
@@ -26,6 +26,7 @@ demo: install ## train and compare on a small data set, and write a report
 
 test: lint types ## lint, types, then the tests and the examples in docstrings
 	@sh scripts/chromium.sh
+	@sh scripts/nginx.sh
 	$(PY) -m pytest
 
 test-slow: install ## the tests that take minutes

@@ -31,6 +31,7 @@ from personafl.data import partition
 from personafl.errors import PersonaflError
 from personafl.events import Listener
 from personafl.federation import Federation
+from personafl.privacy import Privacy
 from personafl.run import Run, load
 from personafl.task import Task
 from personafl.trackers import MLflow, TensorBoard
@@ -58,6 +59,7 @@ __all__ = [
     "PersFL",
     "PersFLGD",
     "PersonaflError",
+    "Privacy",
     "Run",
     "Scaffold",
     "SelfFL",

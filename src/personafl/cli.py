@@ -17,6 +17,7 @@ from personafl.commands.bench import bench
 from personafl.commands.compare import compare
 from personafl.commands.console import err
 from personafl.commands.demo import demo
+from personafl.commands.deploy import deploy
 from personafl.commands.export import export
 from personafl.commands.gain import gain
 from personafl.commands.list import list_
@@ -25,6 +26,7 @@ from personafl.commands.personalize import personalize
 from personafl.commands.report import report
 from personafl.commands.reproduce import reproduce
 from personafl.commands.run import run
+from personafl.commands.site import site
 from personafl.commands.watch import watch
 from personafl.version import __version__
 
@@ -37,6 +39,8 @@ app = typer.Typer(
 for command in (demo, run, compare, report, watch, partition, personalize, gain, export, reproduce, bench):
     app.command()(command)
 app.command("list")(list_)
+app.add_typer(deploy, name="deploy")
+app.add_typer(site, name="site")
 
 
 def _version(asked: bool) -> None:

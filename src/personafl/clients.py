@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,10 +23,12 @@ from personafl.engines.batches import Ints
 from personafl.evaluation import Columns, Moment, Personal, Roster, measure, personal_models, shared_model
 from personafl.folder import RunFolder
 from personafl.predictions import Predictions
+from personafl.privacy import NoiseSource, Privacy
 from personafl.store import ClientStore
 from personafl.task import Task
 
 AT_ONCE = 16 * 2**20
+RELEASES = "privacy.releases"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Clients(ABC):
         What they train, and how.
     threads, device
         Of the server's own tensors.
+    privacy
+        What they do to their answers before they send them.
     """
 
     roster: Roster
@@ -73,6 +78,7 @@ class Clients(ABC):
     seed: int
     threads: int
     device: torch.device
+    privacy: Privacy | None = None
 
     @property
     def setting(self) -> Setting:
@@ -141,27 +147,48 @@ class LocalClients(Clients):
     ----------
     memory
         Megabytes of the clients' states that are kept in memory; more are memory-mapped files in `folder`.
+    privacy
+        Clipping and noise on what the clients send; `clients.parquet` then has their ε.
+    secret
+        What the noise follows from, for clients that do not trust who knows the seed; see `NoiseSource`.
     """
 
     algorithm: Algorithm
     store: ClientStore
+    releases: Ints
+    """How many protected answers each client has sent."""
 
-    def __init__(self, engine: Engine, memory: int = 1024, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        memory: int = 1024,
+        folder: Path | None = None,
+        privacy: Privacy | None = None,
+        secret: str | None = None,
+    ) -> None:
         self.engine, self._memory, self._folder = engine, memory, folder
+        self.privacy, self._noise = privacy, NoiseSource(engine.seed, secret)
         self.task, self.local, self.seed = engine.task, engine.local, engine.seed
         self.threads, self.device = engine.threads, engine.device
         self.roster = Roster.of(engine.federation)
         self._made: Made | None = None
 
     def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
-        self.algorithm = algorithm
+        if self.privacy is not None:
+            self.privacy.check(algorithm)
+        self.algorithm, self._made = algorithm, None
         self.store = ClientStore(algorithm.new_client(theta0), len(self.roster), self._memory, self._folder)
+        self.releases = np.zeros(len(self.roster), np.int64)
 
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
         result = self.engine.run(Work(self.algorithm, round, "train", ids, self.store.get(ids), sent))
         good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
         kept, failed = ids[good], ids[~good]
         own, up = result.own, result.up
+        if self.privacy is not None:
+            names = [self.roster.ids[i] for i in ids]
+            up = self.privacy.protect(self.algorithm, up, sent, names, round, self._noise)
+            self.releases[kept] += len(up) > 0
         if len(failed):
             rows = torch.from_numpy(np.flatnonzero(good)).to(self.device)
             own = {name: value.index_select(0, rows) for name, value in own.items()}
@@ -174,36 +201,37 @@ class LocalClients(Clients):
         return Answers(uploads, ids, result.steps.cpu().numpy(), failed, uploads.bytes())
 
     def measure(self, moment: Moment, ids: Ints) -> Columns:
+        spent = {} if self.privacy is None else {"epsilon": self.privacy.epsilon(self.releases[ids])}
         if not moment.last:
-            return measure(self.algorithm, self.engine, self.store, moment, ids)
+            return measure(self.algorithm, self.engine, self.store, moment, ids) | spent
         models = None
         if self.algorithm.evaluation_program(True) is not None:
             models = ClientStore({"theta": self.task.theta0}, len(self.roster), self._memory, self._folder)
         self._made = Made(Predictions(self.engine, ids, moment.common), models, self._kept(moment))
-        return measure(self.algorithm, self.engine, self.store, moment, ids, self._made.add)
+        return measure(self.algorithm, self.engine, self.store, moment, ids, self._made.add) | spent
 
     def rows(self, ids: Ints) -> State:
-        return self.store.get(ids)
+        counted = {} if self.privacy is None else {RELEASES: torch.from_numpy(self.releases[ids])}
+        return self.store.get(ids) | counted
 
     def put_rows(self, ids: Ints, rows: State) -> None:
-        self.store.put(ids, rows)
+        if self.privacy is not None:
+            self.releases[ids] = rows[RELEASES].numpy()
+        self.store.put(ids, {name: value for name, value in rows.items() if name != RELEASES})
 
     @property
     def row_bytes(self) -> int:
-        return self.store.row_bytes
+        return self.store.row_bytes + (8 if self.privacy is not None else 0)
 
     # --- at the end ----------------------------------------------------------------------------------------
 
     def write(self, folder: RunFolder, moment: Moment, ids: Ints) -> None:
-        if self._made is None:  # the process that evaluated the last round did not live to write them
-            self.measure(moment, ids)
-        assert self._made is not None
-        predictions, names = self._made.predictions.table(), self.roster.ids
+        predictions, names = self.predictions(moment, ids), self.roster.ids
         if predictions is not None:
             folder.write_predictions(predictions)
         kept = self._kept(moment)
         mine, others = np.flatnonzero(kept), np.flatnonzero(~kept)
-        shared = shared_model(self.algorithm, self.engine, self.store, moment, others)
+        shared = self.shared(moment, others)
         one = None if shared is None else self.task.state_dict(shared.cpu())
         folder.write_others([names[i] for i in others], one)
         models = (self.task.state_dict(theta.cpu()) for theta in self.personal(moment, mine))
@@ -211,6 +239,17 @@ class LocalClients(Clients):
 
     def _kept(self, moment: Moment) -> NDArray[np.bool_]:
         return np.ones(len(self.roster), np.bool_) if moment.kept is None else moment.kept
+
+    def predictions(self, moment: Moment, ids: Ints) -> pa.Table | None:
+        """What the models say about every test sample of these clients, after the last round."""
+        if self._made is None:  # the process that evaluated the last round did not live to write them
+            self.measure(moment, ids)
+        assert self._made is not None
+        return self._made.predictions.table()
+
+    def shared(self, moment: Moment, others: Ints) -> Tensor | None:
+        """The one personalized model of clients that were never active; None where each has its own."""
+        return shared_model(self.algorithm, self.engine, self.store, moment, others)
 
     def personal(self, moment: Moment, ids: Ints) -> Iterator[Tensor]:
         """The personalized models of these clients, some at a time."""

@@ -6,7 +6,8 @@ import itertools
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +40,22 @@ class Job:
     config: Config
     settings: dict[str, Any] = field(default_factory=dict)
     """Values of the keys that are searched."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A run that is not there yet, or not to its end: what to train, where to, and on which data."""
+
+    job: Job
+    path: Path
+    federation: Federation
+
+
+Listeners = Callable[[Job, bool], Sequence[Listener]]
+"""Asked for the listeners of a run; the second argument says that it is there already and tells them nothing."""
+
+Way = Callable[[Iterator[Due], Listeners], Generator[tuple[Due, str | None]]]
+"""How runs are made: takes the ones that are due, gives each when it has ended, with the reason if it failed."""
 
 
 @dataclass(frozen=True)
@@ -155,63 +172,77 @@ def plan(
     return made
 
 
-def run_plan(
-    planned: Plan, folder: Path, listeners: Callable[[Job, bool], Sequence[Listener]] = lambda job, reused: ()
-) -> Comparison:
+def here(due: Iterator[Due], listeners: Listeners) -> Generator[tuple[Due, str | None]]:
+    """Make runs in this process, one after another."""
+    for one in due:
+        why = None
+        try:
+            train_config(one.job.config, one.path, True, listeners(one.job, False), one.federation)
+        except RunError:
+            raise  # the disk, or a folder in use: the next run would fail too
+        except PersonaflError as error:
+            why = str(error)
+        yield one, why
+
+
+def run_plan(planned: Plan, folder: Path, listeners: Listeners = lambda job, reused: (), way: Way = here) -> Comparison:
     """Run what is missing of a comparison. Started again after an interruption, it goes on where it was.
 
-    `listeners(job, reused)` is asked for each run; a reused run is not trained, and tells its listeners nothing.
+    `listeners(job, reused)` is asked for each run; a reused run is not trained, and tells its listeners nothing. `way`
+    is how runs are made: `here`, or `sweep.on_ray`.
     """
-    workshop = _Workshop(folder, listeners)
+    workshop = _Workshop(folder, listeners, way)
     methods: dict[str, dict[int, Run]] = {m: {} for m in planned.methods}
-    searches: list[Search] = []
     # Seed after seed, so that a federation is made once and then shared.
     first = planned.seeds[: planned.tune_seeds]
+    points = [(m, seed, point) for seed in first for m in planned.grid for point in planned.points(m)]
     trials: dict[tuple[str, int], list[Run | None]] = {}
-    for seed in first:
-        for m in planned.grid:
-            trials[m, seed] = [workshop.run(planned.job(m, seed, point)) for point in planned.points(m)]
-    for m in planned.grid:
-        searches.append(_search(planned, m, [trials[m, seed] for seed in first]))
+    for (m, seed, _), run in zip(points, workshop.runs([planned.job(*point) for point in points]), strict=True):
+        trials.setdefault((m, seed), []).append(run)
+    searches = [_search(planned, m, [trials[m, seed] for seed in first]) for m in planned.grid]
     chosen = {search.method: search.chosen for search in searches}
-    for seed in planned.seeds:
-        for m in planned.methods:
-            done = workshop.run(planned.job(m, seed, chosen.get(m)))
-            if done is not None:
-                methods[m][seed] = done
+    jobs = [planned.job(m, seed, chosen.get(m)) for seed in planned.seeds for m in planned.methods]
+    for job, run in zip(jobs, workshop.runs(jobs), strict=True):
+        if run is not None:
+            methods[job.method][job.seed] = run
     return Comparison(folder, methods, searches, workshop.failures, planned.added)
 
 
 class _Workshop:
-    """Makes runs, or finds them made."""
+    """Finds runs made, or has them made."""
 
-    def __init__(self, folder: Path, listeners: Callable[[Job, bool], Sequence[Listener]]) -> None:
-        self.folder, self.listeners = folder, listeners
+    def __init__(self, folder: Path, listeners: Listeners, way: Way) -> None:
+        self.folder, self.listeners, self.way = folder, listeners, way
         self.failures: list[tuple[str, int, str]] = []
         self._federation: tuple[str, Federation] | None = None
         self._done: dict[Path, Run | None] = {}
 
-    def run(self, job: Job) -> Run | None:
-        """The finished run of a job; None if it failed, which is remembered."""
-        federation = self._federation_of(job.config)
-        path = self.folder / f"{job.method}-{job.seed}-{identity(job.config, federation)}"
-        if path not in self._done:
-            self._done[path] = self._run(job, path, federation)
-        return self._done[path]
+    def runs(self, jobs: Sequence[Job]) -> list[Run | None]:
+        """The finished runs of jobs; None for those that failed, which is remembered."""
+        paths: list[Path] = []
+        failed: dict[Path, tuple[str, int, str]] = {}
+        with closing(self.way(self._due(jobs, paths), self.listeners)) as ended:
+            for one, why in ended:
+                self._done[one.path] = Run(one.path) if why is None else None
+                if why is not None:
+                    log.warning("%s with seed %d failed: %s", one.job.method, one.job.seed, why)
+                    failed[one.path] = (one.job.method, one.job.seed, why)
+        # In the order they were asked for: the one in which runs end says nothing.
+        self.failures += [failed[path] for path in dict.fromkeys(paths) if path in failed]
+        return [self._done[path] for path in paths]
 
-    def _run(self, job: Job, path: Path, federation: Federation) -> Run | None:
-        existing = RunFolder(path)
-        if existing.exists and (found := Run(path)).complete:
-            self.listeners(job, True)
-            return found
-        try:
-            return train_config(job.config, path, True, self.listeners(job, False), federation)
-        except RunError:
-            raise  # the disk, or a folder in use: the next run would fail too
-        except PersonaflError as error:
-            log.warning("%s with seed %d failed: %s", job.method, job.seed, error)
-            self.failures.append((job.method, job.seed, str(error)))
-            return None
+    def _due(self, jobs: Sequence[Job], paths: list[Path]) -> Iterator[Due]:
+        """The runs that are not there yet, each once; `paths` gets the folder of every job."""
+        for job in jobs:
+            federation = self._federation_of(job.config)
+            path = self.folder / f"{job.method}-{job.seed}-{identity(job.config, federation)}"
+            new = path not in self._done and path not in paths
+            paths.append(path)
+            if new and RunFolder(path).exists and (found := Run(path)).complete:
+                self.listeners(job, True)
+                self._done[path] = found
+            elif new:
+                yield Due(job, path, federation)
 
     def _federation_of(self, config: Config) -> Federation:
         key = json.dumps({k: v for k, v in config.tables().items() if k in ("seed", "data", "partition", "splits")})
@@ -225,7 +256,7 @@ class _Workshop:
 
 def identity(config: Config, federation: Federation) -> str:
     """Eight characters that stand for a config, its data and the version: equal for runs that can be reused."""
-    tables = {key: value for key, value in config.tables().items() if key not in ("engine", "checkpoint_every")}
+    tables = {key: value for key, value in config.tables().items() if key not in ("engine", "ray", "checkpoint_every")}
     weights = Path(config.weights).read_bytes() if config.weights and Path(config.weights).is_file() else b""
     everything = [tables, federation.fingerprint, __version__, sha256(weights).hexdigest()]
     return sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -16,11 +16,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
 from personafl.algorithms.base import check
+from personafl.cluster_start import require_ray
 from personafl.data import PARTITIONS, SOURCES, Digits, Files, Partition, Source, build
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.models import DEFAULT_MODEL, MODELS, Model
+from personafl.privacy import Privacy
 from personafl.runner import Schedule
 
 
@@ -31,9 +33,10 @@ class EngineSettings:
     Parameters
     ----------
     name
-        `auto` times the others on this model and machine and takes the fastest.
+        `auto` times the others on this model and machine and takes the fastest. `flower-sim` is Flower's simulator,
+        `ray` a cluster, see `RaySettings`.
     threads
-        torch threads; left out, the engine's own choice.
+        torch threads; left out, the engine's own choice. With `ray` they are the driver's.
     memory
         Megabytes that clients worked on at once may take.
     device
@@ -50,7 +53,10 @@ class EngineSettings:
     state_memory: int = 1024
 
     def __post_init__(self) -> None:
-        _registered("engine", self.name, ("auto", *ENGINES))
+        _registered("engine", self.name, ("auto", *ENGINES, "flower-sim", "ray"))
+        if self.name == "ray":
+            require_ray()
+            check("engine.device", self.device, self.device == "cpu", "cpu for ray: GPUs are ray.gpus_per_actor")
         check("engine.threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
         check("engine.memory", self.memory, self.memory >= 1, "at least 1 megabyte")
         check("engine.state_memory", self.state_memory, self.state_memory >= 0, "at least 0 megabytes")
@@ -58,6 +64,41 @@ class EngineSettings:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"engine.device = {self.device!r}: {str(error).splitlines()[0]}") from None
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """Where the engine `ray` finds its actors, and what each may use: the `[ray]` table of a config.
+
+    Parameters
+    ----------
+    address
+        Of a cluster, such as `10.0.0.1:6379`, or `auto` for the one that this machine belongs to. Left out, a Ray is
+        started on this machine for the run, unless the environment names a cluster (RAY_ADDRESS).
+    actors
+        Processes that share the clients; left out, as many as there are CPUs (or GPUs) for.
+    cpus_per_actor
+        CPUs, and torch threads, of each. Left out, one; or what there is, where there are fewer actors on one machine.
+    gpus_per_actor
+        GPUs of each, such as 1, or 0.5 for two actors on each GPU; actors then compute there.
+    data
+        The folder of a saved federation (`Federation.save`) that all machines can read: actors map it, and no data is
+        sent to them.
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    cpus_per_actor: int | None = None
+    gpus_per_actor: float = 0.0
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        check("ray.actors", self.actors, self.actors is None or self.actors >= 1, "at least 1")
+        cpus = self.cpus_per_actor
+        check("ray.cpus_per_actor", cpus, cpus is None or cpus >= 1, "at least 1")
+        gpus = self.gpus_per_actor
+        whole = 0 <= gpus < 1 or gpus == int(gpus)
+        check("ray.gpus_per_actor", gpus, gpus >= 0 and whole, "0, a share of one GPU, or a whole number")
 
 
 @dataclass(frozen=True)
@@ -74,6 +115,8 @@ class Config:
     local: Local = field(default_factory=Local)
     algorithm: Algorithm = field(default_factory=FedAvg)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    privacy: Privacy | None = None
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def federation(self) -> Federation:
         """Load and divide the data that the config names."""
@@ -92,6 +135,10 @@ class Config:
             out.setdefault("model", {})["weights"] = self.weights
         out["local"] = asdict(self.local)
         out["engine"] = asdict(self.engine)
+        if self.ray != RaySettings():
+            out["ray"] = asdict(self.ray)
+        if self.privacy is not None:
+            out["privacy"] = self.privacy.table()
         return out
 
 
@@ -102,7 +149,7 @@ _REGISTRIES: dict[str, tuple[Mapping[str, type], str | None]] = {
     "algorithm": (ALGORITHMS, "fedavg"),
 }
 _TOP = ("seed", "splits", *(f.name for f in fields(Schedule)))
-_TABLES = (*_REGISTRIES, "local", "engine")
+_TABLES = (*_REGISTRIES, "local", "engine", "privacy", "ray")
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -169,7 +216,7 @@ def _methods(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise ConfigError("methods must hold a table for each method, as in [methods.ditto]")
     for label, own in methods.items():
         for key in own:
-            _known(f"methods.{label}.", key, ("algorithm", "local", "rounds", "activity", "model"))
+            _known(f"methods.{label}.", key, ("algorithm", "local", "rounds", "activity", "model", "privacy"))
     return methods
 
 
@@ -207,8 +254,18 @@ def parse(values: Mapping[str, Any]) -> Config:
         weights=weights,
         local=checked(Local, "local", tables["local"]),
         engine=checked(EngineSettings, "engine", tables["engine"]),
+        ray=checked(RaySettings, "ray", tables["ray"]),
+        privacy=_privacy(tables["privacy"], chosen["algorithm"]) if "privacy" in values else None,
         **chosen,
     )
+
+
+def _privacy(table: dict[str, Any], algorithm: Algorithm) -> Privacy:
+    if "clip" not in table:
+        raise ConfigError("[privacy] has no clip: the largest norm by which an answer may differ from what was sent")
+    privacy: Privacy = checked(Privacy, "privacy", table)
+    privacy.check(algorithm)
+    return privacy
 
 
 def default_model(shape: Sequence[int]) -> Model:

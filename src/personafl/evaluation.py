@@ -170,10 +170,14 @@ def client_table(
 
     Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
     has null there, and so has everybody for the global model of an algorithm that has none.
+
+    A column `silent` marks clients at other sites that did not answer: they are as clients without samples.
     """
     count, names = len(ids), ids.tolist()
     steps, active, failed = steps[ids], active[ids], failed[ids]
-    sizes = {split: roster.sizes[split][ids] for split in SPLITS}
+    columns = dict(columns)
+    silent = columns.pop("silent", np.zeros(count, np.bool_))
+    sizes = {split: np.where(silent, 0, roster.sizes[split][ids]) for split in SPLITS}
     groups = [None] * count if roster.groups is None else [roster.groups[i] for i in names]
     out: dict[str, pa.Array] = {
         "client": pa.array([roster.ids[i] for i in names]),

@@ -87,13 +87,13 @@ class ProgressBar(Listener):
 
 
 class StudyProgress:
-    """One bar for all runs and one for the run that is going on; silent where the output is piped."""
+    """One bar for all runs and one for each run that is going on; silent where the output is piped."""
 
     def __init__(self, jobs: int, console: Console) -> None:
         self._progress = _bars(console)
         self._all = self._progress.add_task("all runs", total=jobs, score="")
-        self._one = self._progress.add_task("", total=1, score="")
         self._begun = 0
+        self._going_on: set[TaskID] = set()
 
     def __enter__(self) -> StudyProgress:
         self._progress.start()
@@ -108,25 +108,34 @@ class StudyProgress:
 
     def listeners(self, job: Job, reused: bool) -> Sequence[Listener]:
         """What `run_plan` asks for before each run."""
-        self._progress.update(self._all, completed=self._begun)
         self._begun += 1
+        if reused:
+            self._count()
         settings = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.settings.items())
         label = f"{job.method} {settings} seed {job.seed}".replace("  ", " ")
-        self._progress.reset(self._one, description=label, total=job.config.schedule.rounds, score="")
-        if reused:
-            self._progress.update(self._one, completed=job.config.schedule.rounds, score="there already")
-        return [_OneRun(self._progress, self._one)]
+        return [_OneRun(self, label)]
+
+    def _count(self) -> None:
+        # What was begun and does not go on is over, also where it failed before its first round.
+        self._progress.update(self._all, completed=self._begun - len(self._going_on))
 
 
 class _OneRun(Listener):
-    def __init__(self, progress: Progress, task: Any) -> None:
-        self._progress, self._task = progress, task
+    def __init__(self, study: StudyProgress, label: str) -> None:
+        self._study, self._progress, self._label = study, study._progress, label
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._progress.update(self._task, completed=round)
+        self._task = self._progress.add_task(self._label, total=manifest["rounds"], completed=round, score="")
+        self._study._going_on.add(self._task)
+        self._study._count()
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         _advance(self._progress, self._task, record)
+
+    def ended(self) -> None:
+        self._progress.remove_task(self._task)
+        self._study._going_on.remove(self._task)
+        self._study._count()
 
 
 def _advance(progress: Progress, task: TaskID, record: dict[str, Any]) -> None:

@@ -157,8 +157,9 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether training ended and the models are there."""
-        return (self.folder.models / "personal.safetensors").exists() and not self.folder.unmerged
+        """Whether training ended and the models are there, or at the sites that they belong to."""
+        made = ("personal.safetensors", "elsewhere.json")
+        return any((self.folder.models / name).exists() for name in made) and not self.folder.unmerged
 
     @property
     def algorithm(self) -> Algorithm:
@@ -195,6 +196,8 @@ class Run:
 
     def _models(self, name: str) -> Any:
         path = self.folder.models / f"{name}.safetensors"
+        if not path.exists() and name == "personal" and self.complete:
+            raise RunError(f"the personalized models of {self.path} are at the sites: models/{path.name} of each")
         if not path.exists():
             raise RunError(f"{self.path} has no models yet: the run is not finished; continue it with --resume")
         return safe_open(path, "pt")

@@ -6,6 +6,7 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,15 +18,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
-from personafl.clients import LocalClients
-from personafl.config import Config, EngineSettings, checked, default_model
-from personafl.engines import make_engine
+from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local, State
+from personafl.clients import Clients, LocalClients
+from personafl.config import Config, EngineSettings, RaySettings, checked, default_model
+from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, RunError
 from personafl.events import Listener, ProgressBar, RunFiles
 from personafl.federation import Federation
 from personafl.folder import RunFolder
 from personafl.models import initialize
+from personafl.privacy import Privacy
 from personafl.run import Run
 from personafl.runner import Runner, Schedule
 from personafl.task import LOSSES, Objective, Task
@@ -43,6 +45,7 @@ def train(
     seed: int = 0,
     activity: float = 1.0,
     local: Local | None = None,
+    privacy: Privacy | None = None,
     eval_every: int = 10,
     checkpoint_every: int = 10,
     eval_clients: int = 0,
@@ -52,6 +55,7 @@ def train(
     memory: int = 1024,
     device: str = "cpu",
     state_memory: int = 1024,
+    ray: RaySettings | None = None,
     loss: str | Objective | None = None,
     metrics: Mapping[str, Objective] | None = None,
     out: str | Path | None = None,
@@ -73,8 +77,12 @@ def train(
         See `Schedule`.
     local
         Learning rate, batch size and local steps, see `Local`.
+    privacy
+        Clipping and noise on what clients send, see `Privacy`.
     engine, threads, memory, device, state_memory
         See `EngineSettings`.
+    ray
+        The cluster of engine="ray", see `RaySettings`.
     loss, metrics
         See `Task`; left out, cross-entropy where the federation has classes, else squared error.
     out
@@ -107,6 +115,8 @@ def train(
         out,
         resume,
         [*listeners, *([ProgressBar()] if progress else [])],
+        privacy,
+        ray,
     )
 
 
@@ -136,7 +146,7 @@ def train_config(
     }
     return _train(
         federation, Task(module, _default_loss(federation)), config.algorithm, config.schedule, config.local,  # type: ignore[arg-type]
-        config.engine, config.seed, described, out, resume, listeners,
+        config.engine, config.seed, described, out, resume, listeners, config.privacy, config.ray,
     )  # fmt: skip
 
 
@@ -173,10 +183,14 @@ def _train(
     out: str | Path | None,
     resume: bool,
     listeners: Sequence[Listener],
+    privacy: Privacy | None = None,
+    ray: RaySettings | None = None,
 ) -> Run:
     if type(algorithm) in ALGORITHMS.values():  # built in Python, it was not checked by a config
         checked(type(algorithm), "algorithm", asdict(algorithm))
     checked(Local, "local", asdict(local))
+    if privacy is not None:
+        checked(Privacy, "privacy", asdict(privacy)).check(algorithm)
     if resume and out is None:
         raise RunError("resume needs the run folder: name it with out")
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
@@ -192,51 +206,107 @@ def _train(
                 settings = replace(settings, name=begun["engine"])
             if settings.threads is None and settings.name == begun.get("engine"):
                 settings = replace(settings, threads=begun["threads"])
-        engine, choice = make_engine(
-            settings.name, task, federation, local, seed, settings.memory, settings.threads, settings.device,
-            cohort=schedule.cohort_size(len(federation)),
-        )  # fmt: skip
-        manifest: dict[str, Any] = {
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seed": seed,
-            **asdict(schedule),
-            **described,
-            "local": asdict(local),
-            "algorithm": {"name": algorithm.name, **asdict(algorithm)},
-            "resolved": {
-                "engine": choice.engine,
-                "threads": choice.threads,
-                "memory": settings.memory,
-                "device": settings.device,
-                "engine_reason": choice.reason,
-                "loss": next((name for name, known in LOSSES.items() if known is task.objective), "custom"),
-                "parameters": task.size,
-                "clients": len(federation),
-                "classes": federation.classes,
-                "labels": federation.labels,
-                "input_shape": list(federation.x.shape[1:]),
-                "input_dtype": str(federation.x.dtype).removeprefix("torch."),
-                "outputs": federation.classes or int(np.prod(federation.y.shape[1:])),
-                "fingerprint": federation.fingerprint,
-            },
-            "versions": {
-                "personafl": __version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },
+        clients, choice = _clients(settings, task, federation, algorithm, local, seed, schedule, folder, privacy, ray)
+        if clients.privacy != privacy:  # promised to people, so never left out in silence
+            raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
+        resolved = {
+            "engine": choice.engine,
+            "threads": choice.threads,
+            "memory": settings.memory,
+            "device": settings.device,
+            "engine_reason": choice.reason,
+            "clients": len(federation),
+            "classes": federation.classes,
+            "labels": federation.labels,
+            "input_shape": list(federation.x.shape[1:]),
+            "input_dtype": str(federation.x.dtype).removeprefix("torch."),
+            "outputs": federation.classes or int(np.prod(federation.y.shape[1:])),
+            "fingerprint": federation.fingerprint,
         }
-        clients = LocalClients(engine, settings.state_memory, folder.path)
-        runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners])
-        if going_on:
-            folder.check_same(manifest)
-            manifest["created"] = folder.manifest().get("created", manifest["created"])
-            if choice.engine == begun.get("engine"):
-                manifest["resolved"]["engine_reason"] = begun["engine_reason"]
-            runner.resume()
-            folder.write_manifest(manifest)
-        else:
-            folder.create(manifest)
-        folder.write_tables(federation.tables)
-        runner.run()
+        if going_on and choice.engine == begun.get("engine"):
+            resolved["engine_reason"] = begun["engine_reason"]
+        with closing(clients):
+            run_rounds(folder, clients, algorithm, schedule, described, resolved, federation.tables, listeners)
     return Run(folder.path, algorithm=algorithm, task=task, temporary=temporary)
+
+
+def _clients(
+    settings: EngineSettings,
+    task: Task,
+    federation: Federation,
+    algorithm: Algorithm,
+    local: Local,
+    seed: int,
+    schedule: Schedule,
+    folder: RunFolder,
+    privacy: Privacy | None,
+    ray: RaySettings | None,
+) -> tuple[Clients, Choice]:
+    """The clients of a federation, on the engine that is asked for."""
+    if settings.name == "flower-sim":
+        from personafl.flower.simulation import simulated_clients
+
+        flower = simulated_clients(task, federation, algorithm, local, seed, folder.path, privacy)
+        return flower, Choice("flower-sim", flower.threads, "asked for")
+    if settings.name == "ray":
+        from personafl.cluster import RayClients
+
+        clients = RayClients(federation, task, local, seed, folder, settings, ray, privacy)
+        return clients, Choice("ray", clients.threads, f"asked for; actors run the {clients.engine} engine")
+    engine, choice = make_engine(
+        settings.name, task, federation, local, seed, settings.memory, settings.threads, settings.device,
+        cohort=schedule.cohort_size(len(federation)),
+    )  # fmt: skip
+    return LocalClients(engine, settings.state_memory, folder.path, privacy), choice
+
+
+def run_rounds(
+    folder: RunFolder,
+    clients: Clients,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    described: dict[str, Any],
+    resolved: dict[str, Any],
+    tables: State,
+    listeners: Sequence[Listener] = (),
+) -> None:
+    """Train with these clients into a folder that is locked: begin a run there, or go on with the one that it holds.
+
+    Parameters
+    ----------
+    described, resolved
+        What run.toml says of data and model, and of what was found out.
+    tables
+        What the model needs besides its parameters.
+    """
+    task = clients.task
+    manifest: dict[str, Any] = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": clients.seed,
+        **asdict(schedule),
+        **described,
+        "local": asdict(clients.local),
+        "algorithm": {"name": algorithm.name, **asdict(algorithm)},
+        **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
+        "resolved": {
+            **resolved,
+            "loss": next((name for name, known in LOSSES.items() if known is task.objective), "custom"),
+            "parameters": task.size,
+        },
+        "versions": {
+            "personafl": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
+    runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners])
+    if folder.exists:
+        folder.check_same(manifest)
+        manifest["created"] = folder.manifest().get("created", manifest["created"])
+        runner.resume()
+        folder.write_manifest(manifest)
+    else:
+        folder.create(manifest)
+    folder.write_tables(tables)
+    runner.run()

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, State, Uploads, Weights, check
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Apfl(Algorithm):
     personalized: ClassVar[str] = "α v + (1 − α) w"
     keeps: ClassVar[str] = "v, α"
     newcomer: ClassVar[str] = "trains v once from the final w, at the initial α"
+    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
 
     def __post_init__(self) -> None:
         check("algorithm.alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]: the share of the client's own model")
@@ -65,6 +66,10 @@ class Apfl(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "theta": uploads.mean("theta")}
+
+    @property
+    def averages(self) -> Weights | None:
+        return "equal"
 
     def personal(self, own: State, sent: State) -> Tensor:
         v = torch.where(own["trained"] > 0, own["v"], sent["theta"])

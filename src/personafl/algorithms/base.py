@@ -21,9 +21,9 @@ a tensor's value there (use `torch.where`), no `.item()`, no random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from torch import Tensor
 from personafl.errors import ConfigError
 
 State = dict[str, Tensor]
+Weights = Literal["samples", "equal"]
 
 
 class Gradient(Protocol):
@@ -198,24 +199,59 @@ class Sent:
 
 @dataclass(frozen=True)
 class Uploads:
-    """What came back in a round: `values[name]` has one row for each client in `ids`."""
+    """What came back in a round: `values[name]` has one row for each client in `ids`.
+
+    Where it passed through several hands and `aggregate` takes nothing but means (`Algorithm.averages`), a row may be
+    the mean of several clients: `condensed` says by which weights, `samples` has the sum of theirs, `counts` how many.
+    """
 
     ids: Tensor
     samples: Tensor
     values: State
+    condensed: Weights | None = None
+    counts: Tensor | None = None
 
     def __getitem__(self, name: str) -> Tensor:
+        if self.condensed is not None:
+            raise TypeError(f"these uploads are condensed: {name!r} has no row for each client, only a mean")
         return self.values[name]
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def mean(self, name: str, weights: str = "equal") -> Tensor:
+    def mean(self, name: str, weights: Weights = "equal") -> Tensor:
         """Σ p_i value_i, with p_i equal, or in proportion to the clients' numbers of training samples."""
-        share = self.samples.double() if weights == "samples" else torch.ones(len(self.ids), dtype=torch.float64)
+        if self.condensed not in (None, weights):
+            raise TypeError(f"these uploads are condensed by {self.condensed!r}: they have no mean by {weights!r}")
+        counts = torch.ones(len(self.samples)) if self.counts is None else self.counts
+        share = (self.samples if weights == "samples" else counts).double()
         share = (share / share.sum()).to(self.values[name])
         averaged: Tensor = torch.tensordot(share, self.values[name], dims=1)
         return averaged
+
+    def condense(self, weights: Weights) -> Uploads:
+        """One row that stands for all of these clients, where only the mean by these weights is asked for.
+
+        >>> up = Uploads(torch.tensor([3, 8]), torch.tensor([30, 10]), {"theta": torch.tensor([[0.0], [4.0]])})
+        >>> one = up.condense("samples")
+        >>> one.values["theta"].tolist(), one.samples.tolist(), len(one)
+        ([[1.0]], [40], 2)
+        """
+        values = {name: self.mean(name, weights)[None] for name in self.values}
+        return Uploads(self.ids, self.samples.sum()[None], values, weights, torch.tensor([len(self)]))
+
+    @classmethod
+    def join(cls, parts: Sequence[Uploads]) -> Uploads:
+        """The uploads of several groups of clients as one; all of them condensed alike."""
+        first = parts[0]
+        counts = None if first.counts is None else torch.cat([part.counts for part in parts if part.counts is not None])
+        return cls(
+            torch.cat([part.ids for part in parts]),
+            torch.cat([part.samples for part in parts]),
+            {name: torch.cat([part.values[name] for part in parts]) for name in first.values},
+            first.condensed,
+            counts,
+        )
 
     def bytes(self) -> int:
         return _bytes(self.values)
@@ -300,6 +336,14 @@ class Algorithm(Program):
     newcomer_rounds: ClassVar[int] = 1
     """How many rounds a client that joins after training takes part in, by itself."""
 
+    private_uploads: ClassVar[dict[str, str] | None] = None
+    """What goes up, each with the name of what was sent that it differs from: `Privacy` clips the difference and adds
+    noise. None where that does not do."""
+    not_private: ClassVar[str] = "it does not say what its uploads are measured against (private_uploads)"
+    """Why clipping and noise do not do, where `private_uploads` is None."""
+    sees_each: ClassVar[str] = ""
+    """Why the server must see the answer of each client; empty where their sum would do."""
+
     def prepare(self, setting: Setting) -> Self:
         """This algorithm, fitted to the job; or a ConfigError where its hyper-parameters do not fit."""
         return self
@@ -319,6 +363,21 @@ class Algorithm(Program):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         raise NotImplementedError
+
+    @property
+    def averages(self) -> Weights | None:
+        """The weights of `uploads.mean`, where `aggregate` asks nothing else of uploads but that and their number.
+
+        What many clients send can then be averaged on the way. A class that changes `aggregate` says this anew.
+        """
+        return None
+
+    @property
+    def condensable(self) -> Weights | None:
+        """`averages`, unless a subclass of the class that says so has another `aggregate`."""
+        order = type(self).__mro__
+        said, done = (next(i for i, c in enumerate(order) if name in vars(c)) for name in ("averages", "aggregate"))
+        return self.averages if said <= done else None
 
     def personal(self, own: State, sent: State) -> Tensor:
         raise NotImplementedError

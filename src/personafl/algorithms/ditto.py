@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, Weights, check
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Ditto(Algorithm):
     personalized: ClassVar[str] = "v"
     keeps: ClassVar[str] = "v"
     newcomer: ClassVar[str] = "trains v once from the final w, pulled towards it"
+    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam >= 0, "at least 0: a negative λ would push v away from w")
@@ -62,6 +63,10 @@ class Ditto(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "theta": uploads.mean("theta", self.weights)}
+
+    @property
+    def averages(self) -> Weights | None:
+        return self.weights
 
     def personal(self, own: State, sent: State) -> Tensor:
         return torch.where(own["trained"] > 0, own["v"], sent["theta"])

@@ -51,6 +51,8 @@ class _MessagePassing(Algorithm):
     keeps: ClassVar[str] = "w_i"
     newcomer: ClassVar[str] = "trains from the mean of all models, then from the models similar to its own"
     newcomer_rounds: ClassVar[int] = 2
+    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "u"}
+    sees_each: ClassVar[str] = "the server weighs clients by how similar their models are, two at a time"
 
     def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
         """ξ (K, M) for the rows `w` (K, P), and the pull λ/α_k. Row k's own column is `ids[k]` (−1: it has none)."""

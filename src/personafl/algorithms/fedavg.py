@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, Weights, check
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class FedAvg(Algorithm):
     paper: ClassVar[str] = "McMahan et al. 2017"
     personalized: ClassVar[str] = "the locally trained y_i"
     keeps: ClassVar[str] = "y_i"
+    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
 
     def new_client(self, theta0: Tensor) -> State:
         return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
@@ -52,6 +53,10 @@ class FedAvg(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "theta": uploads.mean("theta", self.weights)}
+
+    @property
+    def averages(self) -> Weights | None:
+        return self.weights
 
     def personal(self, own: State, sent: State) -> Tensor:
         return torch.where(own["trained"] > 0, own["theta"], sent["theta"])

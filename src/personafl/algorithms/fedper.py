@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, Weights, check
 from personafl.errors import ConfigError
 
 
@@ -39,6 +39,7 @@ class FedPer(Algorithm):
     keeps: ClassVar[str] = "its head"
     traffic: ClassVar[tuple[str, str]] = ("1 − h", "1 − h")
     newcomer: ClassVar[str] = "trains base and head once from the final base and θ0's head, keeps the head"
+    private_uploads: ClassVar[dict[str, str] | None] = {"base": "base"}
 
     def __post_init__(self) -> None:
         check("algorithm.head", self.head, self.head >= 0, "at least 0")
@@ -103,6 +104,10 @@ class FedPer(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "base": uploads.mean("base", self.weights)}
+
+    @property
+    def averages(self) -> Weights | None:
+        return self.weights
 
     def personal(self, own: State, sent: State) -> Tensor:
         return self._join(sent["base"], own["head"])

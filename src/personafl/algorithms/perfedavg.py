@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, Weights, check
 from personafl.algorithms.fedavg import FineTune
 
 
@@ -38,6 +38,7 @@ class PerFedAvg(Algorithm):
     paper: ClassVar[str] = "Fallah et al. 2020"
     personalized: ClassVar[str] = "w after one α-step on the client's training data"
     newcomer: ClassVar[str] = "takes one α-step from the final w"
+    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
 
     def __post_init__(self) -> None:
         check("algorithm.alpha", self.alpha, self.alpha >= 0, "at least 0")
@@ -66,6 +67,10 @@ class PerFedAvg(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "theta": uploads.mean("theta")}
+
+    @property
+    def averages(self) -> Weights | None:
+        return "equal"
 
     def evaluation_program(self, last: bool) -> Program | None:
         return FineTune(self.adapt_steps, self.alpha)

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Gradient, Program, Sent, Setting, State, Uploads, check
+from personafl.algorithms.base import Context, Gradient, Program, Sent, Setting, State, Uploads, Weights, check
 from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
 from personafl.task import cross_entropy
@@ -102,6 +102,10 @@ class PersFL(FedAvg):
         if self.keep_models:
             new["history"] = torch.cat([server.get("history", server["theta"][None]), new["theta"][None]])
         return new
+
+    @property
+    def averages(self) -> Weights | None:
+        return self.weights
 
     def send(self, server: State, ids: Tensor) -> Sent:
         return Sent({"theta": server["theta"]})

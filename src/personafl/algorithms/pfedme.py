@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, Weights, check
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class PFedMe(Algorithm):
     personalized: ClassVar[str] = "θ, the proximal point"
     keeps: ClassVar[str] = "θ"
     newcomer: ClassVar[str] = "finds its proximal point from the final w by one round's steps"
+    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam > 0, "above 0: λ ties θ to w")
@@ -73,6 +74,10 @@ class PFedMe(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "theta": (1 - self.beta) * server["theta"] + self.beta * uploads.mean("theta")}
+
+    @property
+    def averages(self) -> Weights | None:
+        return "equal"
 
     def personal(self, own: State, sent: State) -> Tensor:
         return torch.where(own["trained"] > 0, own["theta"], sent["theta"])

@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, Weights, check
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Scaffold(Algorithm):
     keeps: ClassVar[str] = "c_i, y_i"
     traffic: ClassVar[tuple[str, str]] = ("2", "2")
     newcomer: ClassVar[str] = "trains once from the final w with c_i = 0"
+    not_private: ClassVar[str] = (
+        "it sends a change of the model and one of the control variate, which differ in scale by steps × lr, so that "
+        "no one clip fits both"
+    )
 
     def __post_init__(self) -> None:
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")
@@ -81,6 +85,10 @@ class Scaffold(Algorithm):
             "theta": server["theta"] + self.global_lr * uploads.mean("delta"),
             "c": server["c"] + share * uploads.mean("delta_c"),
         }
+
+    @property
+    def averages(self) -> Weights | None:
+        return "equal"
 
     def personal(self, own: State, sent: State) -> Tensor:
         return torch.where(own["trained"] > 0, own["theta"], sent["theta"])

@@ -74,6 +74,11 @@ class SelfFL(Algorithm):
     personalized: ClassVar[str] = "θ_m"
     keeps: ClassVar[str] = "θ_m, its running mean, σ_m², a count"
     newcomer: ClassVar[str] = "trains once from the final θ, as a client in its first round"
+    not_private: ClassVar[str] = (
+        "σ_m² goes up as it is, without a bound that noise could be scaled by, and the server would take the noise on "
+        "models for differences between clients (σ0²)"
+    )
+    sees_each: ClassVar[str] = "the server weighs each model by its σ_m², and σ0² is the spread of the single models"
 
     # The cluster of each client, where clusters are given groups: set by `prepare`.
     _groups: ClassVar[tuple[int, ...]] = ()

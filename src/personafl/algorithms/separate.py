@@ -26,6 +26,7 @@ class Separate(Algorithm):
     keeps: ClassVar[str] = "its model"
     traffic: ClassVar[tuple[str, str]] = ("0", "0")
     newcomer: ClassVar[str] = "trains from the common initial weights for one round's steps"
+    private_uploads: ClassVar[dict[str, str] | None] = {}
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
         return {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +35,16 @@ def compare(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Where the runs go. Default: runs/<config>-compare.", readable=False)
     ] = None,
+    on: Annotated[
+        Literal["here", "ray"], typer.Option(help="One run after another, or side by side on Ray.", show_choices=True)
+    ] = "here",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster. Default: RAY_ADDRESS, else Ray is started here."),
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", help="How many runs may go on at once on Ray. Default: one a CPU.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Also write the table there as CSV.", readable=False)] = None,
     latex: Annotated[Path | None, typer.Option(help="Also write the table there for LaTeX.", readable=False)] = None,
     data_dir: DataDir = None,
@@ -49,9 +60,12 @@ def compare(
       personafl compare mnist.toml -a selffl,ditto,fedamp --seeds 5
 
       personafl compare mnist.toml -a ditto,fedprox --tune 'ditto.lam=[0.1,1]'
+
+      personafl compare mnist.toml -a all --seeds 10 --on ray
     """
-    from personafl.compare import plan, run_plan
+    from personafl.compare import here, plan, run_plan
     from personafl.config import read_tables
+    from personafl.errors import ConfigError
     from personafl.events import StudyProgress
     from personafl.study import judge
     from personafl.study_tables import caption, sentences, terminal_tables
@@ -59,16 +73,23 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds)
     folder = out_folder or Path("runs") / f"{config.stem}-compare"
+    if on == "here" and (address or at_once):
+        raise ConfigError(f"{'--address' if address else '--at-once'} is for runs on Ray: add --on ray")
     try:
         with StudyProgress(planned.jobs(), err) as progress:
-            found = run_plan(planned, folder, progress.listeners)
+            if on == "ray":
+                from personafl.sweep import on_ray
+            with on_ray(folder, address, at_once) if on == "ray" else nullcontext(here) as way:
+                found = run_plan(planned, folder, progress.listeners, way)
     except KeyboardInterrupt:
         words = ["personafl", "compare", str(config), *(["-a", ",".join(names)] if names else [])]
         words += ["--seeds", str(seeds)]
         words += [w for part in set_ or [] for w in ("-s", part)] + [w for part in tune or [] for w in ("--tune", part)]
         words += ["--tune-seeds", str(tune_seeds)] if tune_seeds != 1 else []
         words += ["--out", str(out_folder)] if out_folder else []
-        for option, value in (("--csv", csv), ("--latex", latex), ("--data-dir", data_dir)):
+        words += ["--on", on] if on != "here" else []
+        again = {"--address": address, "--at-once": at_once, "--csv": csv, "--latex": latex, "--data-dir": data_dir}
+        for option, value in again.items():
             words += [option, str(value)] if value else []
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(words)}")
         raise typer.Exit(130) from None

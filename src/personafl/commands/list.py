@@ -71,7 +71,17 @@ def list_(
 
 def _describe(name: str, kind: Any) -> dict[str, Any]:
     if hasattr(kind, "cost"):  # a table of a paper
-        return {"name": name, "about": kind.about, "cost": kind.cost, "data": kind.data}
+        from personafl.tables import missing
+
+        data = ", ".join((*kind.data, *(f"({source})" for source in kind.optional))) or "drawn"
+        lacking = ", ".join(missing(kind))
+        return {
+            "name": name,
+            "about": kind.about,
+            "cost": kind.cost,
+            "data": data,
+            "here": f"no {lacking}" if lacking else "yes",
+        }
     about = next(line for line in (kind.__doc__ or "").strip().splitlines())
     if not hasattr(kind, "__dataclass_fields__"):
         return {"name": name, "about": about}

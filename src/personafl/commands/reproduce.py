@@ -2,42 +2,120 @@
 
 from __future__ import annotations
 
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table as Shown
 
 from personafl.commands.console import DataDir, Json, err, out, print_json, say
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="Which one, see: personafl list tables", metavar="TABLE")],
-    quick: Annotated[bool, typer.Option("--quick", help="A small version in seconds, to see that it works.")] = False,
-    seed: Annotated[int, typer.Option(help="The seed of everything.")] = 0,
+    table: Annotated[
+        str | None, typer.Argument(help="Which one, see: personafl list tables", metavar="TABLE", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tables whose data is here.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, to see that it works.")] = False,
+    seed: Annotated[int, typer.Option(help="The first seed.", min=0)] = 0,
+    at_once: Annotated[
+        int | None, typer.Option(help="How many runs go on at once. Default: as many as there are cores.", min=1)
+    ] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", help="A new folder. Default: runs/<table>-<seed>, or …-quick.", readable=False),
+        typer.Option(
+            "--out", help="Where tables and runs go. Default: runs/reproduce, or runs/reproduce-quick.", readable=False
+        ),
+    ] = None,
+    keep_in: Annotated[
+        Path | None, typer.Option("--keep", help="Also write TABLE.json to this folder: results/.", readable=False)
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run a study of a paper again, with its tables and figures.
+    """Run a table or figure of a paper again: what was published, what comes out here, which claims hold.
 
-    What comes out stands beside what the paper published.
+    The same command goes on after an interruption. Tables share their runs.
 
     Examples:
 
       personafl list tables
 
-      personafl reproduce selffl-synthetic --quick
-    """
-    from personafl.tables import reproduce as run_again
+      personafl reproduce selffl-table1
 
-    folder = out_folder or Path("runs") / f"{table}-{seed}{'-quick' if quick else ''}"
-    tables, summary = run_again(table, folder, quick, seed, err.print if err.is_interactive and not as_json else None)
+      personafl reproduce --all --quick
+    """
+    from personafl.errors import ConfigError
+    from personafl.processes import Processes
+    from personafl.tables import TABLES, find, keep, missing
+    from personafl.tables import reproduce as run_again
+    from personafl.tables.show import sentence, tables
+
+    if everything == (table is not None):
+        raise ConfigError("name a table, or give --all for all of them: personafl list tables shows them")
+    if keep_in is not None and quick:
+        raise ConfigError("--keep is for full runs: leave out --quick")
+    names = [table] if table is not None else [name for name in TABLES if not missing(find(name))]
+    folder = out_folder or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    found: list[dict[str, Any]] = []
+    seconds: list[float] = []
+    try:
+        with Processes(at_once) as processes, _progress(as_json) as tell:
+            for name in names:
+                begun = time.perf_counter()
+                found.append(run_again(name, folder, processes, quick, seed, tell))
+                seconds.append(time.perf_counter() - begun)
+                if keep_in is not None:
+                    keep(found[-1], keep_in)
+    except KeyboardInterrupt:
+        words = ["personafl", "reproduce", *([table] if table else ["--all"]), *(["--quick"] if quick else [])]
+        words += ["--seed", str(seed)] if seed else []
+        for option, value in (
+            ("--at-once", at_once), ("--out", out_folder), ("--keep", keep_in), ("--data-dir", data_dir)
+        ):  # fmt: skip
+            words += [option, str(value)] if value else []
+        say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(words)}")
+        raise typer.Exit(130) from None
     if as_json:
-        print_json(summary)
+        print_json(found if everything else found[0])
+    elif everything:
+        out.print(_overview(found, seconds))
+        for name in (name for name in TABLES if name not in names):
+            say(out, f"{name} is left out: data {', '.join(missing(find(name)))} is not here.")
+    else:
+        for shown in tables(found[0]):
+            out.print(shown)
+        for failure in found[0]["failures"]:
+            say(out, f"{failure['method']} with seed {failure['seed']} failed: {failure['why']}")
+        say(out, sentence(found[0]))
+    if not as_json:
+        where = folder if everything else folder / names[0]
+        say(out, f"Folder: {where} (report.html, results.json, figures)")
+    if any(value["failures"] for value in found):
+        raise typer.Exit(3)
+
+
+def _overview(found: list[dict[str, Any]], seconds: list[float]) -> Shown:
+    from personafl.tables.results import tally
+
+    shown = Shown(title="tables", title_justify="left")
+    for column in ("name", "runs", "seconds", "claims"):
+        shown.add_column(column, no_wrap=column == "name", overflow="fold")
+    for value, took in zip(found, seconds, strict=True):
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in tally(value).items())
+        shown.add_row(value["table"], str(value["runs"]), f"{took:.0f}", counts)
+    return shown
+
+
+@contextmanager
+def _progress(silent: bool) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal that says what is going on; nothing elsewhere."""
+    if silent or not err.is_interactive:
+        yield lambda line: None
         return
-    for shown in tables:
-        out.print(shown)
-    say(out, f"Folder: {folder} ({', '.join(summary['files'])})")
+    with err.status("") as status:
+        yield lambda line: status.update(line)

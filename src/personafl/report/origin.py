@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import tomli_w
 
+from personafl.report.numbers import floats
 from personafl.report.runs import Reported
 from personafl.run import Run
 from personafl.runner import Schedule
 
-_OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model")  # what a [methods] table may hold
+_OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
 _SHARED = ("data", "partition", "splits", *(f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD))
 
 
@@ -33,6 +35,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("parameters", [_resolved(run, "parameters") for run in runs]),
         ("loss", [_resolved(run, "loss") for run in runs]),
         ("local training", [_table(run.manifest.get("local")) for run in runs]),
+        ("privacy", _privacy(found)),
         ("engine", [_engine(run) for run in runs]),
         ("versions", [_table(run.manifest.get("versions")) for run in runs]),
         ("data fingerprint", [f"{_resolved(run, 'fingerprint')} (seed {run.manifest['seed']})" for run in runs]),
@@ -75,8 +78,10 @@ def again(found: Reported) -> dict[str, str] | None:
     if len(runs) == 1:
         return _written({**config, "algorithm": first["algorithm"]}, ["personafl", "run", "config.toml"])
     methods = {m: next(iter(runs.values())).manifest for m, runs in found.methods.items()}
+    if any(m.get("privacy") != first.get("privacy") for m in manifests):
+        config.pop("privacy", None)  # a method cannot do without what the config says for all
     config["methods"] = {
-        m: {key: own[key] for key in _OF_A_METHOD if key in own and (key == "algorithm" or own[key] != first.get(key))}
+        m: {key: own[key] for key in _OF_A_METHOD if key in own and (key == "algorithm" or own[key] != config.get(key))}
         for m, own in methods.items()
     }
     return _written(config, ["personafl", "compare", "config.toml", "--seeds", str(count)])
@@ -102,6 +107,26 @@ def _engine(run: Run) -> str:
     threads = resolved.get("threads")
     words.append(f"{threads} thread{'' if threads == 1 else 's'}" if threads else "")
     return ", ".join(word for word in words if word)
+
+
+def _privacy(found: Reported) -> list[str]:
+    """What clients did to their answers, and what that guarantees so far, for each method that has it."""
+    made = []
+    for method, runs in found.methods.items():
+        private = [run for run in runs.values() if "privacy" in run.manifest]
+        if not private:
+            continue
+        settings = private[0].manifest["privacy"]
+        spent = np.concatenate([floats(run.clients(), "epsilon") for run in private])
+        spent = spent[~np.isnan(spent)]  # who was not heard did not tell
+        text = f"clip = {settings['clip']}, noise = {settings['noise']}"
+        if not settings["noise"]:
+            text += ": no guarantee (clipping only)"
+        elif len(spent):
+            most, median = spent.max(), np.median(spent)
+            text += f": ε = {most:.3g} at most, {median:.3g} in the median client, at δ = {settings['delta']}"
+        made.append(f"{method}: {text}" if len(found.methods) > 1 else text)
+    return made
 
 
 def _table(value: Any) -> str:

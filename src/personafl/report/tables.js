@@ -166,6 +166,7 @@ const TITLES = {
   imitation: "λ",
   temperature: "T",
   alpha: "α",
+  epsilon: "ε",
   failures: "failed",
 };
 

@@ -1,107 +1,140 @@
-"""Studies and tables of papers that can be run again: `personafl reproduce NAME`."""
+"""Tables and figures of papers that can be run again: `personafl reproduce NAME`.
+
+    table.py       what a table is
+    claims.py      what a paper says of its numbers, and whether it holds
+    at_hand.py     whether a table's data is here
+    runs.py        runs what is missing
+    measures.py    from runs to numbers
+    results.py     published beside measured, as JSON
+    show.py        the same for a terminal
+    page.py        the same as a page
+    summary.py     docs/reproduction.md, from the results that are kept
+
+Everything else is a table each.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import torch
-from rich.table import Table
-
-from personafl.errors import ConfigError, RunError
+from personafl.compare import Way
+from personafl.errors import ConfigError, DataError, RunError
 from personafl.files import disk_errors, write_text
-from personafl.tables import selffl_synthetic
-from personafl.version import __version__
+from personafl.tables import selffl_activity, selffl_fig1, selffl_fig3, selffl_synthetic_table, selffl_table1
+from personafl.tables.at_hand import here
+from personafl.tables.results import results
+from personafl.tables.runs import run_stages
+from personafl.tables.table import Found, Table
 
-Progress = Callable[[str], None]
-
-
-class Study(Protocol):
-    """Runs a study and draws its figures into a folder.
-
-    Gives tables to print, their numbers, and all numbers there are; both dictionaries are for JSON.
-    """
-
-    def __call__(
-        self, out: Path, quick: bool, seed: int, progress: Progress | None
-    ) -> tuple[list[Table], dict[str, Any], dict[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class Reproducible:
-    """A study that can be run again.
-
-    Attributes
-    ----------
-    about, cost, data
-        What it is, how long it takes, and what data it needs, in a few words each.
-    run
-        Runs it.
-    """
-
-    about: str
-    cost: str
-    data: str
-    run: Study
-
-
-TABLES: dict[str, Reproducible] = {
-    "selffl-synthetic": Reproducible(
-        about="Self-FL preprint, E.1 and E.2 (Figures 3, 4, 5): errors in the two-level Gaussian model",
-        cost="half a minute on one core",
-        data="drawn",
-        run=selffl_synthetic.run,
-    ),
+TABLES: dict[str, Table] = {
+    "selffl-table1": selffl_table1.TABLE,
+    "selffl-fig1": selffl_fig1.TABLE,
+    "selffl-fig3": selffl_fig3.TABLE,
+    "selffl-synthetic": selffl_synthetic_table.TABLE,
+    "selffl-activity": selffl_activity.TABLE,
 }
+
+RUNS = "runs"
+"""The folder beside the tables' own ones with the run folders, which tables share."""
 
 
 def reproduce(
-    name: str, out: Path, quick: bool = False, seed: int = 0, progress: Progress | None = None
-) -> tuple[list[Table], dict[str, Any]]:
-    """Run a study of a paper again.
+    name: str,
+    out: Path,
+    way: Way,
+    quick: bool = False,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Run a table of a paper again, or what is missing of it.
 
     Parameters
     ----------
     name
         One of `TABLES`.
     out
-        A new folder for the figures and results.json, which has all numbers.
+        A folder for tables: this one's results.json, report.html and figures go to `out/name`, run folders to
+        `out/runs`.
+    way
+        How runs are made, such as `Processes()` for several at once; see `compare.run_plan`.
     quick
         A small version, to see that it works.
     seed
-        The seed of everything.
-    progress
+        The first seed.
+    tell
         Called with a line now and then.
 
     Returns
     -------
-    tables, summary
-        Tables to print; the same numbers as a dictionary, with the files that were written.
+    dict
+        What is in results.json, see `results`, without what figures need.
     """
+    from personafl.tables.page import write_page  # matplotlib takes a second to import
+
+    table = find(name)
+    if lacking := missing(table):
+        raise DataError(
+            f"{name} needs data {', '.join(lacking)}, which is not here: docs/data.md says what to put where; "
+            "personafl list tables shows what can be run"
+        )
+    check_folder(out)
+    found = Found(quick, seed, tell=lambda line: tell(f"{name}: {line}"))
+    run_stages(table.stages, found, out / RUNS, way)
+    measured = table.measure(found)
+    value = results(name, table, found, measured)
+    with disk_errors(out, "creating"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    write_text(out / name / "results.json", json.dumps({**value, "curves": measured.curves}, ensure_ascii=False) + "\n")
+    write_page(value, table.figures(measured) if table.figures else {}, out / name)
+    return value
+
+
+def find(name: str) -> Table:
+    """The table of this name."""
     if name not in TABLES:
         near = difflib.get_close_matches(name, TABLES, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(f"table = {name!r} is unknown{hint}; known: {', '.join(TABLES)}")
-    with disk_errors(out, "creating"):
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunError(f"{out} exists already: name another folder with --out")
-        out.mkdir(parents=True, exist_ok=True)
-    with disk_errors(out, "writing to"):
-        tables, summary, numbers = TABLES[name].run(out, quick, seed, progress)
-    command = f"personafl reproduce {name} --seed {seed}" + (" --quick" if quick else "")
-    versions = {
-        "personafl": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    header = {"table": name, "command": command, "seed": seed, "quick": quick, "versions": versions}
-    write_text(out / "results.json", json.dumps({**header, **numbers}))
-    files = sorted(path.name for path in out.iterdir())
-    return tables, {"out": str(out), "files": files, **header, **summary}
+    return TABLES[name]
+
+
+def missing(table: Table) -> list[str]:
+    """The data that a table needs and that is not here."""
+    return [source for source in table.data if not here(source)]
+
+
+def check_folder(out: Path) -> None:
+    """A folder for tables holds tables and runs, nothing else: other people's files are left alone."""
+    if not out.exists():
+        return
+    with disk_errors(out, "reading"):
+        strange = not out.is_dir() or {path.name for path in out.iterdir()} - {RUNS, *TABLES}
+    if strange:
+        raise RunError(f"{out} exists already and holds other things: name another folder with --out")
+
+
+def keep(value: dict[str, Any], folder: Path) -> Path:
+    """Write the results of a full run where they are kept: `folder/NAME.json`, small and with a line for each entry."""
+    if value["quick"]:
+        raise ConfigError("--keep is for full runs: leave out --quick")
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder} to keep results in: make it, or name another with --keep")
+    path = folder / f"{value['table']}.json"
+    write_text(path, kept_text(value))
+    return path
+
+
+def kept_text(value: dict[str, Any]) -> str:
+    """JSON with a line for each number, claim and note, so that a change of one is a change of one line."""
+    lines = []
+    for key, entry in value.items():
+        if isinstance(entry, list) and entry and isinstance(entry[0], dict):
+            listed = ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in entry)
+            lines.append(f"{json.dumps(key)}: [\n{listed}\n ]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(entry, ensure_ascii=False)}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"

@@ -25,12 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import singledispatch
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from personafl import theory
 from personafl.algorithms import Algorithm, Ditto, FedAvg, PerFedAvg, PFedMe
@@ -139,20 +137,7 @@ def mean_and_error(values: Floats) -> Floats:
     return np.stack([values.mean(-1), values.std(-1, ddof=1) / np.sqrt(values.shape[-1])])
 
 
-def run(
-    out: Path, quick: bool, seed: int, progress: Callable[[str], None] | None
-) -> tuple[list[Table], dict[str, Any], dict[str, Any]]:
-    """The study, 200 repeats of 200 rounds (quick: 20 of 50), and its figures."""
-    from personafl.tables import selffl_synthetic_figures as shown  # matplotlib takes a second to import
-
-    repeats, rounds = (20, 50) if quick else (200, 200)
-    found = study(repeats, rounds, seed, progress)
-    shown.draw_figures(found, out)
-    settings = {"repeats": repeats, "rounds": rounds, "lr": LR, "steps": STEPS, "start": START}
-    return shown.tables(found, repeats), shown.summary(found), {"settings": settings, **shown.numbers(found)}
-
-
-def study(repeats: int, rounds: int, seed: int, progress: Callable[[str], None] | None) -> dict[int, Any]:
+def study(repeats: int, rounds: int, seed: int, tell: Callable[[str], None]) -> dict[int, Any]:
     """Both cases. For each: `oracles` name → (2,), `errors` row → activity → personal, global → (2, rounds)."""
     found: dict[int, Any] = {}
     for case in CASES:
@@ -160,8 +145,7 @@ def study(repeats: int, rounds: int, seed: int, progress: Callable[[str], None] 
         rows = methods(problem.sigma0_2)
         errors: dict[str, dict[float, dict[str, Floats]]] = {name: {} for name in rows}
         for activity in ACTIVITIES:
-            if progress is not None:
-                progress(f"case {case}, C = {activity:g}")
+            tell(f"case {case}, C = {activity:g}")
             cohorts = draw_cohorts(activity, problem.z.shape, rounds, seed)
             for name, method in rows.items():
                 personal, server = simulate(method, problem, cohorts)

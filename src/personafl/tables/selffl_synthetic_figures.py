@@ -1,19 +1,13 @@
-"""What the synthetic study shows: its tables, its numbers for JSON, and the preprint's Figures 3, 4 and 5."""
+"""The figures of the synthetic study: the preprint's Figures 3, 4 and 5."""
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
-from rich import box
-from rich.table import Table
-
-from personafl.files import write_atomically
 
 Found = dict[int, Any]
 """As of `selffl_synthetic.study`."""
@@ -51,67 +45,16 @@ FIGURE_5: dict[str, dict[str, Any]] = {
 ORACLE_STYLES = {"local": ":", "global": "-.", "θ_0 by global": "-.", "paper": (0, (5, 1)), "exact": "-"}
 
 
-def tables(found: Found, repeats: int) -> list[Table]:
-    """A table for each case and measure: rows algorithms, columns activity rates."""
-    made = []
-    for case, results in found.items():
-        for measure, meaning in MEASURES.items():
-            activities = list(next(iter(results["errors"].values())))
-            table = Table(
-                title=f"{TITLES[case]}: {meaning}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD,
-                caption=f"× 1,000, after the last round; mean ± standard error over {repeats} repeats",
-                padding=(0, 0, 0, 1),
-            )  # fmt: skip
-            table.add_column("", no_wrap=True)
-            for activity in activities:
-                table.add_column(f"C = {activity:g}", justify="right", no_wrap=True)
-            for name, by_activity in results["errors"].items():
-                table.add_row(name, *(_cell(by_activity[a][measure][:, -1]) for a in activities))
-            table.add_section()
-            for name, label in ORACLES[measure].items():
-                table.add_row(f"oracle: {label}", *[""] * (len(activities) - 1), _cell(results["oracles"][name]))
-            made.append(table)
-    return made
-
-
-def summary(found: Found) -> dict[str, Any]:
-    """Mean and standard error after the last round."""
-    return {
-        "errors": {
-            str(case): {
-                name: {
-                    f"{activity:g}": {measure: _rounded(values[:, -1]) for measure, values in measures.items()}
-                    for activity, measures in by_activity.items()
-                }
-                for name, by_activity in results["errors"].items()
-            }
-            for case, results in found.items()
-        },
-        "oracles": {str(c): {n: _rounded(v) for n, v in r["oracles"].items()} for c, r in found.items()},
-    }
-
-
-def numbers(found: Found) -> dict[str, Any]:
-    """Everything: mean and standard error after every round, and the settings of the algorithms."""
-    rounds = {
-        str(case): {
-            name: {
-                f"{activity:g}": {m: {"mean": _rounded(v[0]), "standard_error": _rounded(v[1])} for m, v in by.items()}
-                for activity, by in by_activity.items()
-            }
-            for name, by_activity in results["errors"].items()
-        }
-        for case, results in found.items()
-    }
-    return {**summary(found), "methods": {str(c): r["methods"] for c, r in found.items()}, "by_round": rounds}
-
-
-def draw_figures(found: Found, out: Path) -> None:
+def draw(found: Found) -> dict[str, tuple[Figure, str]]:
     """Figures 3 and 4 (error against C), their course over the rounds, and Figure 5 (Algorithms 1 and 2)."""
+    drawn = {}
     for case, name in ((1, "figure3"), (2, "figure4")):
-        _save(_against_activity({case: found[case]}, LINES), out / name)
-        _save(_over_rounds(found[case], TITLES[case]), out / f"{name}-rounds")
-    _save(_against_activity(found, FIGURE_5), out / "figure5")
+        against = f"Figure {case + 2}: errors after the last round against the activity rate, {TITLES[case]}."
+        course = f"Errors over the rounds, {TITLES[case]}."
+        drawn[name] = (_against_activity({case: found[case]}, LINES), against)
+        drawn[f"{name}-rounds"] = (_over_rounds(found[case], TITLES[case]), course)
+    drawn["figure5"] = (_against_activity(found, FIGURE_5), "Figure 5: Algorithms 1 and 2, against the activity rate.")
+    return drawn
 
 
 def _against_activity(found: Found, lines: dict[str, dict[str, Any]]) -> Figure:
@@ -175,21 +118,3 @@ def _finished(figure: Figure, panels: Any) -> Figure:
     handles, labels = panels.flat[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
     return figure
-
-
-def _save(figure: Figure, stem: Path) -> None:
-    """PNG and PDF, without the date, so that the same numbers give the same files."""
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
-    figure.set_layout_engine("none")  # once is enough for both
-    for kind, metadata in (("png", None), ("pdf", {"CreationDate": None})):
-        save = partial(figure.savefig, dpi=150, format=kind, metadata=metadata)
-        write_atomically(stem.with_name(f"{stem.name}.{kind}"), save)
-
-
-def _cell(values: Any) -> str:
-    mean, error = 1000 * values[0], 1000 * values[1]
-    return f"{mean:.0f}±{error:.0f}" if mean >= 100 else f"{mean:.1f}±{error:.1f}"
-
-
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]

@@ -1,0 +1,254 @@
+"""The clients of a run on a Ray cluster: each actor owns a shard of them, with their data and state.
+
+The driver runs the same rounds as always. What goes to all clients goes out once, through Ray's object store; what goes
+to one client goes to its owner. What comes back is averaged by the actors where the algorithm allows it, so that
+traffic follows the number of actors, and whole where it does not.
+
+When an actor or its machine dies, its clients are dropped from the round, a new actor takes its shard, and the clients'
+states are those of the last checkpoint. Clients whom it does not know begin anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from personafl import checkpoint
+from personafl.algorithms.base import Algorithm, Local, Sent, State, Uploads
+from personafl.client_log import ClientLog
+from personafl.clients import AT_ONCE, RELEASES, Answers, Clients
+from personafl.cluster_actor import Arrays, Duties, View, arrays
+from personafl.cluster_shards import Shards, message_bytes
+from personafl.cluster_start import require_ray
+from personafl.config import EngineSettings, RaySettings
+from personafl.engines.base import cores
+from personafl.engines.batches import Ints
+from personafl.evaluation import Columns, Moment, Roster
+from personafl.federation import Federation
+from personafl.folder import RunFolder
+from personafl.predictions import MOST
+from personafl.privacy import Privacy
+from personafl.task import Task
+
+log = logging.getLogger("personafl")
+
+
+class RayClients(Clients):
+    """Clients on the actors of a Ray cluster. Ray is started, or joined, when training starts.
+
+    Attributes
+    ----------
+    engine
+        What the actors run: `stacked`, or `loop` for a model that does not stack.
+    shards
+        The actors, and what went between them and here.
+    """
+
+    algorithm: Algorithm
+
+    def __init__(
+        self,
+        federation: Federation,
+        task: Task,
+        local: Local,
+        seed: int,
+        folder: RunFolder,
+        settings: EngineSettings | None = None,
+        ray: RaySettings | None = None,
+        privacy: Privacy | None = None,
+    ) -> None:
+        require_ray()
+        settings = settings or EngineSettings()
+        self.roster, self._folder = Roster.of(federation), folder
+        self.task, self.local, self.seed, self.privacy = task, local, seed, privacy
+        self.threads, self.device = settings.threads or cores(), torch.device("cpu")
+        x, y = federation.x[:2], federation.y[:2]
+        task.check(x, y)
+        self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
+        # Not the task: once it was used, it may hold tensors that cannot leave the process.
+        what = task.template, task.objective, task.metrics
+        duties = Duties(*what, local, seed, self.engine, settings.memory, settings.state_memory, privacy)
+        self.shards = Shards(federation, duties, ray or RaySettings(), self._bring_back)
+
+    # --- rounds --------------------------------------------------------------------------------------------
+
+    def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
+        if self.privacy is not None:
+            self.privacy.check(algorithm)
+        self.algorithm, self._theta0 = algorithm, theta0
+        self._default = algorithm.new_client(theta0)
+        self._releases = np.zeros(len(self.roster), np.int64)
+        self.shards.open()
+        self.shards.ask("start", dict.fromkeys(self.shards, (algorithm, theta0.numpy())))
+
+    def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
+        places = self.shards.places(ids)
+        to_all = self.shards.put("train", arrays(sent.shared))
+        messages = {n: (round, ids[at], arrays(_rows(sent.each, at)), to_all) for n, at in places.items()}
+        found, gone = self.shards.answers("train", messages)
+        answered = np.sort(np.concatenate([np.arange(0), *(places[n] for n in found)]))
+        failed = np.sort(np.concatenate([np.arange(0), *(answer["failed"] for answer in found.values())]))
+        steps = np.zeros(len(ids), np.int64)
+        for n, answer in found.items():
+            steps[places[n]] = answer["steps"]
+            self._releases[answer["ids"]] += len(answer["values"]) > 0
+        dropped = {int(i): why for n, why in gone.items() for i in ids[places[n]]}
+        uploads = self._uploads([found[n] for n in sorted(found)])
+        bytes_up = sum(answer["bytes_up"] for answer in found.values())
+        return Answers(uploads, ids[answered], steps[answered], failed, bytes_up, dict(sorted(dropped.items())))
+
+    def _uploads(self, answers: Sequence[Mapping[str, Any]]) -> Uploads:
+        weights = self.algorithm.condensable
+        parts = [
+            Uploads(
+                torch.tensor(answer["ids"]),
+                torch.tensor(answer["samples"]),
+                _tensors(answer["values"]),
+                weights,
+                None if weights is None else torch.tensor(answer["counts"]),
+            )
+            for answer in answers
+            if len(answer["ids"])
+        ]
+        if not parts:
+            return Uploads(torch.arange(0), torch.arange(0), {})
+        joined = Uploads.join(parts)
+        if weights is not None:
+            return joined
+        order = torch.argsort(joined.ids)  # as if they had come from one engine
+        values = {name: value.index_select(0, order) for name, value in joined.values.items()}
+        return Uploads(joined.ids[order], joined.samples[order], values)
+
+    def measure(self, moment: Moment, ids: Ints) -> Columns:
+        places = self.shards.places(ids)
+        found = self.shards.ask("measure", self._views("measure", moment, ids, places))
+        return _gathered(found, places, len(ids))
+
+    def _views(self, purpose: str, moment: Moment, ids: Ints, places: Mapping[int, Ints]) -> dict[int, tuple[Any, ...]]:
+        """What each shard is told of a moment, and what all are told."""
+        sent = moment.send(ids)
+        common = None if moment.common is None else moment.common.numpy()
+        to_all = self.shards.put(purpose, {"shared": arrays(sent.shared), "common": common})
+        views: dict[int, tuple[Any, ...]] = {}
+        for n, at in places.items():
+            kept = None if moment.kept is None else moment.kept[self.shards.ids[n]]
+            views[n] = View(moment.round, moment.last, ids[at], arrays(_rows(sent.each, at)), kept), to_all
+        return views
+
+    # --- states --------------------------------------------------------------------------------------------
+
+    def rows(self, ids: Ints) -> State:
+        places = self.shards.places(ids)
+        found = self.shards.ask("rows", {n: (ids[at],) for n, at in places.items()})
+        return _tensors(_gathered(found, places, len(ids)))
+
+    def put_rows(self, ids: Ints, rows: State) -> None:
+        if self.privacy is not None:
+            self._releases[ids] = rows[RELEASES].numpy()
+        self.shards.ask("put_rows", self._by_shard(ids, rows))
+
+    @property
+    def row_bytes(self) -> int:
+        return message_bytes(arrays(self._default)) + (8 if self.privacy is not None else 0)
+
+    def _by_shard(self, ids: Ints, rows: State) -> dict[int, tuple[Any, ...]]:
+        return {n: (ids[at], arrays(_rows(rows, at))) for n, at in self.shards.places(ids).items()}
+
+    def _bring_back(self, lost: list[int]) -> str:
+        """Bring the clients of shards that have a new actor to their states in the last checkpoint; says which."""
+        self.shards.tell("start", dict.fromkeys(lost, (self.algorithm, self._theta0.numpy())))
+        theirs = np.zeros(len(self.roster), np.bool_)
+        theirs[np.concatenate([self.shards.ids[n] for n in lost])] = True
+
+        def put(ids: Ints, own: State) -> None:
+            counted = {} if self.privacy is None else {RELEASES: torch.from_numpy(self._releases[ids])}
+            self.shards.tell("put_rows", self._by_shard(ids, own | counted))
+
+        def put_theirs(ids: Ints, rows: State) -> None:
+            mine = np.flatnonzero(theirs[ids])
+            # The rows have the runner's counters too, which are not lost.
+            own = {name: value for name, value in rows.items() if name.startswith("own.") and name != f"own.{RELEASES}"}
+            put(ids[mine], {name.removeprefix("own."): value for name, value in _rows(own, mine).items()})
+
+        if self.privacy is not None:  # what was sent was sent, whatever a client has forgotten
+            sent = np.flatnonzero(theirs & (self._releases > 0))
+            put(sent, {name: value.expand(len(sent), *value.shape) for name, value in self._default.items()})
+        found = checkpoint.latest(self._folder.checkpoints)
+        if found is None:
+            return "who begin anew: there is no checkpoint yet"
+        ClientLog(len(self.roster), self.row_bytes).read(self._folder.checkpoints, found.clients, put_theirs)
+        return f"as they were after round {found.round}"
+
+    # --- at the end ----------------------------------------------------------------------------------------
+
+    def write(self, folder: RunFolder, moment: Moment, ids: Ints) -> None:
+        predictions, names = self._predictions(moment, ids), self.roster.ids
+        if predictions is not None:
+            folder.write_predictions(predictions)
+        kept = np.ones(len(self.roster), np.bool_) if moment.kept is None else moment.kept
+        mine, others = np.flatnonzero(kept), np.flatnonzero(~kept)
+        shared = self._shared(moment, others)
+        folder.write_others([names[i] for i in others], None if shared is None else self.task.state_dict(shared))
+        models = (self.task.state_dict(theta) for theta in self._personal(moment, mine))
+        folder.write_personal([names[i] for i in mine], models)
+
+    def _predictions(self, moment: Moment, ids: Ints) -> pa.Table | None:
+        """As `Predictions.table` of all clients: the actors' tables, in the order of the clients."""
+        sizes = self.roster.sizes["test"][ids]
+        if sizes.sum() > MOST:
+            return None
+        places = {n: at for n, at in self.shards.places(ids).items() if sizes[at].any()}
+        found = self.shards.ask("predictions", self._views("predictions", moment, ids, places))
+        if not found or any(table is None for table in found.values()):
+            return None
+        owners = np.concatenate([np.repeat(places[n], sizes[places[n]]) for n in found])
+        rows = pa.concat_tables(found.values()).take(np.argsort(owners, kind="stable")).combine_chunks()
+        number = np.repeat(np.arange(len(ids)), sizes).astype(np.int32)
+        clients = pa.DictionaryArray.from_arrays(number, [self.roster.ids[i] for i in ids.tolist()])
+        return pa.table({"client": clients, **{name: rows.column(name).chunk(0) for name in rows.column_names}})
+
+    def _shared(self, moment: Moment, others: Ints) -> Tensor | None:
+        """The one model of clients that were never active; None where they differ."""
+        if not len(others):
+            return None
+        places = self.shards.places(others)
+        models = list(self.shards.ask("shared_model", self._views("shared_model", moment, others, places)).values())
+        same = all(model is not None and np.array_equal(model, models[0]) for model in models)
+        return torch.tensor(models[0]) if same else None
+
+    def _personal(self, moment: Moment, ids: Ints) -> Iterator[Tensor]:
+        many = max(1, AT_ONCE // (4 * self.task.size))
+        for first in range(0, len(ids), many):
+            some = ids[first : first + many]
+            places = self.shards.places(some)
+            found = self.shards.ask("personal", self._views("personal", moment, some, places))
+            yield _tensors(_gathered(found, places, len(some)))["theta"]
+
+    def close(self) -> None:
+        self.shards.close()
+
+
+def _rows(state: State, places: Ints) -> State:
+    at = torch.from_numpy(places)
+    return {name: value.index_select(0, at.to(value.device)) for name, value in state.items()}
+
+
+def _tensors(state: Arrays) -> State:
+    """Copies: what Ray hands out may not be written to."""
+    return {name: torch.tensor(value) for name, value in state.items()}
+
+
+def _gathered(found: Mapping[int, Arrays], places: Mapping[int, Ints], count: int) -> Arrays:
+    """The rows of several shards in their places."""
+    first = next(iter(found.values()))
+    out = {name: np.empty((count, *value.shape[1:]), value.dtype) for name, value in first.items()}
+    for n, columns in found.items():
+        for name, value in columns.items():
+            out[name][places[n]] = value
+    return out

@@ -1,0 +1,53 @@
+"""Key pairs by which sites prove who they are, and files that nobody else may read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+
+def make_site_key(name: str) -> tuple[bytes, bytes]:
+    """The private and the public key of a site, as `ssh-keygen -t ecdsa -b 384` writes them.
+
+    Examples
+    --------
+    >>> private, public = make_site_key("hospital-3")
+    >>> public.split()[0], public.split()[2]
+    (b'ecdsa-sha2-nistp384', b'hospital-3')
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private, public + b" " + name.encode() + b"\n"
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read, at no moment anybody else."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def is_private(path: Path) -> bool:
+    """Whether nobody but its owner can read or write a file."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def key_problem(private: Path, public: Path) -> str | None:
+    """What is wrong with a pair of key files, or None."""
+    try:
+        key = serialization.load_ssh_private_key(private.read_bytes(), None)
+        other = serialization.load_ssh_public_key(public.read_bytes())
+    except (OSError, ValueError, TypeError) as error:  # TypeError: the key has a passphrase
+        return f"cannot be read: {error}"
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        return "is not an elliptic-curve key: make one with ssh-keygen -t ecdsa -b 384"
+    if key.public_key() != other:
+        return f"does not belong to {public.name}"
+    return None

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Tells the SuperLink whose keys may join: all of keys/, or the ones that are named, as in: register-sites.sh NAME
+set -eu
+cd "$(dirname "$0")"
+. ./environment.sh
+if [ $# = 0 ]; then
+    for key in keys/*.pub; do set -- "$@" "$(basename "$key" .pub)"; done
+fi
+for name in "$@"; do
+    flwr supernode register "keys/$name.pub" personafl --name "$name"
+done

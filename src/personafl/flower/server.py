@@ -1,0 +1,427 @@
+"""The clients of a run at their sites, as the runner sees them: messages out, answers back, whoever answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from personafl.algorithms import Algorithm, Local, Sent, State, Uploads
+from personafl.algorithms.base import check
+from personafl.clients import Answers, Clients
+from personafl.engines.batches import Ints
+from personafl.errors import DataError, RunError
+from personafl.evaluation import Columns, Moment, Roster
+from personafl.files import disk_errors, write_text
+from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
+from personafl.flower.messages import pack, unpack, values
+from personafl.flower.nodes import Card, Nodes, content, missing, pull
+from personafl.folder import RunFolder
+from personafl.privacy import Privacy
+from personafl.splits import natural_order
+from personafl.task import Task
+from personafl.version import __version__
+
+log = logging.getLogger("personafl")
+
+SPARE = 600.0
+"""Seconds that a message stays valid beyond the round's timeout: clocks of sites may be wrong."""
+MOST_STEPS = 10**9
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """Who takes part, and what is done when some do not answer: the `[federation]` table of an operator's config.
+
+    Parameters
+    ----------
+    input_shape
+        The shape of one sample.
+    classes
+        How many there are; left out for regression.
+    outputs
+        Without classes: how many numbers a label has.
+    clients
+        The ids of the sites that belong to the federation. Those that do not come in time are left out until they do.
+    sites
+        Instead of their ids: how many there are. The run begins when as many are there.
+    min_answers
+        A round counts with this many answers. With fewer, those that came are given up.
+    round_timeout
+        Seconds that sites have to answer.
+    patience
+        Seconds to wait for sites at the beginning, and whenever fewer than `min_answers` of a round's sites are there.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int | None = None
+    outputs: int = 1
+    clients: tuple[str, ...] = ()
+    sites: int = 0
+    min_answers: int = 1
+    round_timeout: float = 600.0
+    patience: float = 600.0
+
+    def __post_init__(self) -> None:
+        shape = self.input_shape
+        check("federation.input_shape", shape, all(size >= 1 for size in shape), "sizes of at least 1")
+        check("federation.classes", self.classes, self.classes is None or self.classes >= 2, "at least 2, or left out")
+        check("federation.outputs", self.outputs, self.outputs >= 1, "at least 1")
+        twice = [client for client in self.clients if self.clients.count(client) > 1]
+        check("federation.clients", twice[:1], not twice, "names that are there once")
+        count = len(self.clients) or self.sites
+        check(
+            "federation.sites", self.sites, self.sites >= 0 and count > 0, "how many sites there are; or give clients"
+        )
+        check("federation.sites", self.sites, not self.clients or not self.sites, "left out where clients names them")
+        few = f"1 to {count}, the number of sites"
+        check("federation.min_answers", self.min_answers, 1 <= self.min_answers <= count, few)
+        check("federation.round_timeout", self.round_timeout, self.round_timeout > 0, "above 0")
+        check("federation.patience", self.patience, self.patience >= 0, "at least 0")
+
+    def check_card(self, card: Card) -> None:
+        """Refuse a site whose data or software does not fit."""
+        who = f"site {card.client}"
+        if card.personafl != __version__:
+            raise DataError(f"{who} has personafl {card.personafl}, the server {__version__}: install that")
+        if card.shape != self.input_shape:
+            raise DataError(f"{who} has samples of shape {card.shape}, expected {self.input_shape}")
+        if (card.classes == 0) != (self.classes is None):
+            kinds = ("classes", "numbers")
+            raise DataError(f"{who} has labels that are {kinds[card.classes == 0]}, expected {kinds[not self.classes]}")
+        if self.classes is not None and card.classes > self.classes:
+            raise DataError(f"{who} has {card.classes} classes, expected at most {self.classes}")
+        if self.classes is None and card.outputs != self.outputs:
+            raise DataError(f"{who} has labels of {card.outputs} numbers, expected {self.outputs}")
+        if card.train == 0:
+            raise DataError(f"{who} has no training samples")
+        if self.clients and card.client not in self.clients:
+            raise DataError(f"{who} is not among federation.clients")
+
+
+def gather(grid: Grid, settings: FederationSettings, ids: Sequence[str] = ()) -> tuple[Nodes, Roster]:
+    """Wait for the sites of a federation; who they are, in the natural order of their ids.
+
+    Parameters
+    ----------
+    ids
+        Who took part so far, where a run goes on: nobody else does.
+    """
+    nodes = Nodes(grid, settings.check_card)
+    named = sorted(ids or settings.clients, key=natural_order)
+    count = len(named) or settings.sites
+
+    def enough(there: Mapping[str, int]) -> bool:
+        return sum(client in there for client in named) == count if named else len(there) >= count
+
+    complete = nodes.look(enough, settings.patience)
+    if (twice := nodes.twice()) is not None:
+        raise RunError(f"two nodes call themselves site {twice}: each needs an id of its own in its site.toml")
+    there = nodes.where()
+    if not complete and (not named or sum(client in there for client in named) < settings.min_answers):
+        raise missing(nodes, named, settings.patience)
+    names = named or sorted(there, key=natural_order)
+    roster = Roster(
+        tuple(names), None, {split: np.zeros(len(names), np.int64) for split in ("train", "val", "test")}, True
+    )
+    groups = [nodes.card(client).group if client in there else "" for client in names]
+    return nodes, Roster(roster.ids, tuple(groups) if any(groups) else None, roster.sizes, settings.outputs == 1)
+
+
+class FlowerClients(Clients):
+    """Clients at their sites.
+
+    A site keeps its state itself; the server remembers the last round in which it took the site's answer, and tells it
+    with every message. A site that was not heard in time goes back to that round's state.
+
+    Parameters
+    ----------
+    algorithm
+        As it was configured, not yet fitted to the run.
+    model
+        Its table of a config; empty for one that is not described, which only simulations have.
+    seeded
+        The fingerprint of the weights that sites make from the seed; left out, the task's.
+    """
+
+    algorithm: Algorithm
+    job: Job
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        roster: Roster,
+        settings: FederationSettings,
+        task: Task,
+        algorithm: Algorithm,
+        local: Local,
+        seed: int,
+        model: dict[str, Any],
+        privacy: Privacy | None = None,
+        seeded: str | None = None,
+    ) -> None:
+        self.nodes, self.roster, self.settings = nodes, roster, settings
+        self.task, self.local, self.seed, self.privacy = task, local, seed, privacy
+        self._seeded = seeded or fingerprint(task.theta0)
+        self.threads, self.device = 1, torch.device("cpu")
+        self._table, self._model = {"name": algorithm.name, **asdict(algorithm)}, model
+        self.accepted = np.zeros(len(roster), np.int64)
+        self._saved = [0, 0]  # the rounds of the two checkpoints that are kept
+        self._finished: set[int] = set()
+        self._note_sizes(nodes.where())
+
+    # --- what the runner asks for ---------------------------------------------------------------------------
+
+    def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
+        self.algorithm, self._theta0 = algorithm, theta0
+        self.accepted[:] = 0
+        shape, classes = self.settings.input_shape, self.settings.classes
+        self.job = Job(
+            seed=self.seed,
+            algorithm=self._table,
+            model=self._model,
+            local=asdict(self.local),
+            shape=shape,
+            outputs=classes or self.settings.outputs,
+            classes=classes,
+            clients=len(self.roster),
+            groups=self.roster.groups,
+            theta0=fingerprint(theta0),
+            privacy=None if self.privacy is None else asdict(self.privacy),
+        )
+        # Weights that follow from the seed are made at the sites; others have to be sent.
+        self._given = self.job.theta0 != self._seeded
+
+    def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
+        at = self._find(ids, min(self.settings.min_answers, len(ids)))
+        layout = self._upload(sent)
+        extra = {"upload": json.dumps(layout)}
+        orders = {
+            int(i): self._order("train", at[self.roster.ids[i]], round, int(i), sent, k, extra)
+            for k, i in enumerate(ids)
+            if self.roster.ids[i] in at
+        }
+        dropped = {int(i): "not there" for i in ids if int(i) not in orders}
+        ups: dict[int, State] = {}
+        steps: dict[int, int] = {}
+
+        def take(i: int, reply: RecordDict) -> None:
+            said = self._said(reply, i, round, {"steps": int, "failed": bool})
+            if not 0 <= said["steps"] <= MOST_STEPS:
+                raise DataError(f"{said['steps']} steps cannot be")
+            up = {} if said["failed"] else unpack(reply, "up", layout)
+            if not said["failed"] and all(bool(torch.isfinite(v).all()) for v in up.values() if v.is_floating_point()):
+                ups[i] = up
+            steps[i] = said["steps"]
+
+        dropped |= self._exchange(orders, take)
+        good = np.array(sorted(ups), np.int64)
+        if len(good) < self.settings.min_answers:
+            few = f"given up: {len(good)} answers, at least {self.settings.min_answers} are needed"
+            dropped |= {int(i): few for i in good}
+            good, steps = good[:0], {i: count for i, count in steps.items() if i not in ups}
+        if not len(good) and dropped:  # not everybody's update failed: the run goes on
+            dropped, steps = dropped | dict.fromkeys(steps, "its update is not finite"), {}
+        self.accepted[good] = round
+        active = np.array(sorted(steps), np.int64)
+        uploads = Uploads(
+            torch.from_numpy(good),
+            torch.from_numpy(self.roster.sizes["train"][good]),
+            {name: torch.stack([ups[i][name] for i in good]) for name in layout} if len(good) else {},
+        )
+        return Answers(
+            uploads,
+            active,
+            np.array([steps[i] for i in active], np.int64),
+            np.setdiff1d(active, good),
+            uploads.bytes(),
+            dict(sorted(dropped.items())),
+        )
+
+    def measure(self, moment: Moment, ids: Ints) -> Columns:
+        layout = self._columns(moment)
+        found: dict[int, State] = {}
+        self._evaluate(moment, ids, lambda i, reply: found.update({i: unpack(reply, "columns", layout)}))
+        silent = np.array([int(i) not in found for i in ids])
+        columns: Columns = {"silent": silent}
+        for name, (kind, _) in layout.items():
+            column = np.full(len(ids), np.nan, kind if np.dtype(kind).kind == "f" or not silent.any() else "float64")
+            for k, i in enumerate(ids):
+                if int(i) in found:
+                    column[k] = found[int(i)][name].numpy()[0]
+            columns[name] = column
+        return columns
+
+    def rows(self, ids: Ints) -> State:
+        return {"accepted": torch.from_numpy(self.accepted[ids])}
+
+    def put_rows(self, ids: Ints, rows: State) -> None:
+        self.accepted[ids] = rows["accepted"].numpy()
+
+    @property
+    def row_bytes(self) -> int:
+        return 8
+
+    def saved(self, round: int) -> None:
+        if round != self._saved[1]:
+            self._saved = [self._saved[1], round]
+
+    def write(self, folder: RunFolder, moment: Moment, ids: Ints) -> None:
+        """Nothing but a note: the personalized models are at the sites."""
+        self._finish(moment)
+        names = self.roster.ids
+        note = {
+            "where": "models/personal.safetensors in the folder of each site",
+            "clients": [names[i] for i in sorted(self._finished)],
+            "without": [names[i] for i in range(len(names)) if i not in self._finished],
+        }
+        with disk_errors(folder.models, "creating"):
+            folder.models.mkdir(exist_ok=True)
+        write_text(folder.models / "elsewhere.json", json.dumps(note, indent=1))
+
+    def _finish(self, moment: Moment) -> None:
+        """Have sites make their models that have not yet: they were not evaluated, or not by this process."""
+        waiting = np.array([i for i in range(len(self.roster)) if i not in self._finished], np.int64)
+        if len(waiting):
+            self._evaluate(moment, waiting, lambda i, reply: None)
+
+    # --- who is there ----------------------------------------------------------------------------------------
+
+    def _find(self, ids: Ints, least: int) -> dict[str, int]:
+        """The nodes of sites. Whoever is new is waited for, for a while; too few are waited for patiently."""
+        wanted = {self.roster.ids[i] for i in ids}
+
+        def everybody(there: Mapping[str, int]) -> bool:
+            return wanted <= there.keys() or not self.nodes.expecting
+
+        def some(there: Mapping[str, int]) -> bool:
+            return len(wanted & there.keys()) >= least
+
+        self.nodes.look(everybody, self.settings.round_timeout)
+        if not self.nodes.look(some, self.settings.patience):
+            raise missing(self.nodes, sorted(wanted, key=natural_order), self.settings.patience)
+        at = self.nodes.where()
+        self._note_sizes(at)
+        return at
+
+    def _note_sizes(self, at: Mapping[str, int]) -> None:
+        """Sites that come late, or with other data, tell their numbers of samples."""
+        for i, client in enumerate(self.roster.ids):
+            if client in at:
+                card = self.nodes.card(client)
+                for split, sizes in self.roster.sizes.items():
+                    sizes[i] = getattr(card, split)
+
+    # --- messages --------------------------------------------------------------------------------------------
+
+    def _order(
+        self,
+        kind: str,
+        node: int,
+        round: int,
+        i: int,
+        sent: Sent,
+        k: int,
+        extra: dict[str, Any],
+        more: State | None = None,
+    ) -> Message:
+        """A message to client i, who has row k of what is sent."""
+        accepted = int(self.accepted[i])
+        order = {
+            "job": self.job.text(), "client": self.roster.ids[i], "round": round, "accepted": accepted,
+            "durable": self._saved[0], **extra,
+        }  # fmt: skip
+        records = {
+            "order": ConfigRecord(order),
+            "shared": pack(sent.shared),
+            "each": pack({name: value[k : k + 1] for name, value in sent.each.items()}),
+        }
+        if more:
+            records["common"] = pack(more)
+        if self._given and accepted == 0:
+            records["theta0"] = pack({"theta0": self._theta0})
+        ttl = self.settings.round_timeout + SPARE
+        return Message(RecordDict(records), node, kind, ttl=ttl, group_id=str(round))
+
+    def _exchange(self, orders: dict[int, Message], take: Callable[[int, RecordDict], None]) -> dict[int, str]:
+        """Send each client its message and take the answers that come in time; who gave none, and why."""
+        grid, dropped = self.nodes.grid, {}
+        waiting: dict[int, str] = {}
+        for i, order in orders.items():  # one at a time: a model for each of them need not be in memory twice
+            question = next(iter(grid.push_messages([order])), None)
+            if question:
+                waiting[i] = question
+            else:
+                dropped[i] = "Flower did not take the message"
+        end, pause = time.monotonic() + self.settings.round_timeout, 0.02
+        while waiting and time.monotonic() < end:
+            for i, question in list(waiting.items()):
+                try:
+                    for reply in pull(grid, question):
+                        del waiting[i]
+                        take(i, content(reply))
+                except DataError as error:
+                    waiting.pop(i, None)
+                    dropped[i] = str(error)
+            if waiting:
+                time.sleep(pause)
+                pause = min(1.5 * pause, 1.0)
+        dropped |= {i: f"no answer within {self.settings.round_timeout:g} s" for i in waiting}
+        return dropped
+
+    def _said(self, reply: RecordDict, i: int, round: int, kinds: dict[str, type]) -> dict[str, Any]:
+        said = values(reply, "answer", {"client": str, "round": int, **kinds})
+        if (said["client"], said["round"]) != (self.roster.ids[i], round):
+            raise DataError(f"it answers as {said['client'][:80]} in round {said['round']}")
+        return said
+
+    def _evaluate(self, moment: Moment, ids: Ints, take: Callable[[int, RecordDict], None]) -> None:
+        at = self._find(ids, 0)
+        sent = moment.send(ids)
+        common = None if moment.common is None else {"theta": moment.common}
+        extra = {"last": moment.last}
+        orders = {
+            int(i): self._order("evaluate", at[self.roster.ids[i]], moment.round, int(i), sent, k, extra, common)
+            for k, i in enumerate(ids)
+            if self.roster.ids[i] in at
+        }
+
+        def taken(i: int, reply: RecordDict) -> None:
+            self._said(reply, i, moment.round, {})
+            take(i, reply)
+            if moment.last:
+                self._finished.add(i)
+
+        dropped = {int(i): "not there" for i in ids if int(i) not in orders} | self._exchange(orders, taken)
+        for i, why in sorted(dropped.items()):
+            log.warning("round %d: %s was not evaluated (%s)", moment.round, self.roster.ids[i], why)
+
+    # --- what answers must look like -------------------------------------------------------------------------
+
+    def _upload(self, sent: Sent) -> Layout:
+        own = self.algorithm.new_client(self._theta0)
+        return layout_of(upload_of(self.algorithm, self.local, own, _row(sent)))
+
+    def _columns(self, moment: Moment) -> Layout:
+        """One number a column: the sums of losses and metrics, and what the algorithm reports."""
+        sent = moment.send(np.zeros(1, np.int64))
+        reported = self.algorithm.report(self.algorithm.new_client(self._theta0), _row(sent))
+        sums = ("loss", *self.task.metrics)
+        tags = ("personal_", "personal_val_", "global_", "global_val_")
+        out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
+        if self.privacy is not None:
+            out["epsilon"] = ("float64", (1,))
+        return out | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
+
+
+def _row(sent: Sent) -> State:
+    return {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}

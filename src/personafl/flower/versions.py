@@ -1,0 +1,94 @@
+"""What a client keeps between rounds, on its own disk: a file for each round that it trained in.
+
+A client cannot know whether its answer arrived, so it writes its new state beside the old one. The server's next
+message says which round it accepted last: that state is the truth, and what is newer is forgotten. It also says which
+round it may go back to itself, after a crash: what is older than the state at that round is forgotten, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from personafl.algorithms.base import State
+from personafl.errors import RunError
+from personafl.files import disk_errors, write_tensors, write_text
+
+
+class Versions:
+    """The states of one client in one run, by round.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     versions = Versions(Path(folder), "ann")
+    ...     for round in (1, 2, 3):
+    ...         versions.write(round, {"v": torch.full((2,), float(round))})
+    ...     versions.settle(accepted=2, durable=0)
+    ...     versions.rounds(), versions.read(2, {"v": torch.zeros(2)})["v"].tolist()
+    ([1, 2], [2.0, 2.0])
+    """
+
+    def __init__(self, folder: Path, client: str) -> None:
+        self.folder, self._client = folder, client
+
+    def rounds(self) -> list[int]:
+        """The rounds that there is a state of."""
+        return sorted(int(path.stem[6:]) for path in self.folder.glob("round-*.safetensors"))
+
+    def read(self, round: int, default: State) -> State:
+        """The state after a round; the default for round 0."""
+        if round == 0:
+            return default
+        path = self._path(round)
+        try:
+            state = load_file(path)
+        except FileNotFoundError:
+            raise RunError(
+                f"site {self._client} has no state of round {round}, which the server accepted: {path.name} is gone; "
+                "bring it back from a backup, or begin the run anew"
+            ) from None
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"site {self._client}: its state {path.name} cannot be read: {error}") from None
+        if {n: (v.dtype, v.shape) for n, v in state.items()} != {n: (v.dtype, v.shape) for n, v in default.items()}:
+            raise RunError(f"site {self._client}: its state {path.name} belongs to another algorithm or model")
+        return state
+
+    def write(self, round: int, state: State) -> None:
+        """Keep the state after a round, whole or not at all."""
+        with disk_errors(self.folder, "creating"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(self._path(round), state)
+
+    @property
+    def answers(self) -> int:
+        """How many answers were given away, whether or not the server took them: no rollback takes them back."""
+        path = self.folder / "answers.json"
+        try:
+            return int(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise RunError(f"site {self._client}: its count of answers cannot be read: {error}") from None
+
+    def count(self, answers: int) -> None:
+        with disk_errors(self.folder, "creating"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / "answers.json", json.dumps(answers))
+
+    def settle(self, accepted: int, durable: int) -> None:
+        """Forget what is newer than what the server accepted, and what it cannot come back to."""
+        rounds = self.rounds()
+        oldest = max((round for round in rounds if round <= min(durable, accepted)), default=0)
+        with disk_errors(self.folder, "cleaning"):
+            for round in rounds:
+                if round > accepted or round < oldest:
+                    self._path(round).unlink(missing_ok=True)
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.safetensors"

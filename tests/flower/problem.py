@@ -1,0 +1,99 @@
+"""A small federation, the config of its operator, and what its runs leave behind."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+from personafl import checkpoint
+from personafl.config import parse
+from personafl.federation import Federation
+from personafl.flower.app import serve
+from personafl.folder import RunFolder
+from personafl.run import Run
+from personafl.train import train_config
+from tests.flower.grid import MemoryGrid
+
+SETTINGS = {"seed": 3, "rounds": 3, "eval_every": 0, "model": "mclr", "local": {"steps": 2, "batch_size": 4, "lr": 0.1}}
+FEDERATION = {"sites": 3, "input_shape": [4], "classes": 2, "patience": 5.0, "round_timeout": 0.3}
+
+
+def federation() -> Federation:
+    rng = np.random.default_rng(0)
+    data = {}
+    for m in range(3):
+        n = 14 + 3 * m
+        x = rng.normal(size=(n, 4)).astype(np.float32)
+        y = (x[:, 0] + 0.5 * m > 0).astype(np.int64)
+        cuts = {"train": slice(0, n - 8), "val": slice(n - 8, n - 4), "test": slice(n - 4, n)}
+        data[f"site-{2 * m + 2}"] = {split: (x[part], y[part]) for split, part in cuts.items()}
+    groups = {client: "ab"[m % 2] for m, client in enumerate(data)}  # natural order: site-2, site-4, site-6
+    return Federation.from_clients(data, classes=2, groups=groups)
+
+
+def flower(folder: Path, grid: MemoryGrid, algorithm: Any, **more: Any) -> Run:
+    """A run with the sites of a grid, with federation settings among `more`; it goes on where one is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    joint = {
+        **FEDERATION,
+        **{key: more.pop(key) for key in list(more) if key in (*FEDERATION, "min_answers", "clients")},
+    }
+    if "clients" in joint:
+        del joint["sites"]
+    (folder / "federation.toml").write_text(
+        tomli_w.dumps({**SETTINGS, "algorithm": algorithm, **more, "federation": joint})
+    )
+    serve(grid, folder / "federation.toml", folder / "run")
+    return Run(folder / "run")
+
+
+def loop(folder: Path, algorithm: Any, data: Federation, **more: Any) -> Run:
+    """The same on the loop engine."""
+    tables = {**SETTINGS, "algorithm": algorithm, "engine": "loop", "checkpoint_every": 1, **more}
+    return train_config(parse(tables), folder, federation=data)
+
+
+def server_state(run: Run) -> dict[str, torch.Tensor]:
+    found = checkpoint.latest(run.folder.checkpoints)
+    assert found is not None
+    return found.tensors
+
+
+def loop_states(run: Run) -> dict[str, dict[str, torch.Tensor]]:
+    """What each client of a loop run keeps in the end."""
+    rows = load_file(run.folder.checkpoints / f"clients-{run.manifest['rounds']:06d}.safetensors")
+    names = [name for name in rows if name.startswith("own.")]
+    ids = federation().ids
+    return {ids[i]: {n.removeprefix("own."): rows[n][k] for n in names} for k, i in enumerate(rows["ids"].tolist())}
+
+
+def site_state(site: Path, round: int) -> dict[str, torch.Tensor]:
+    (file,) = site.parent.glob(f"state/*/round-{round:06d}.safetensors")
+    return load_file(file)
+
+
+def site_model(site: Path) -> dict[str, torch.Tensor]:
+    return load_file(site.parent / "models" / "personal.safetensors")
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(
+        a[n].dtype == b[n].dtype and a[n].shape == b[n].shape and a[n].numpy().tobytes() == b[n].numpy().tobytes()
+        for n in a
+    )
+
+
+def same_clients(a: Run, b: Run) -> bool:
+    one, other = RunFolder(a.path).clients(), RunFolder(b.path).clients()
+    # NaN equals nothing, itself included.
+    return bool(one.schema == other.schema and str(one.to_pydict()) == str(other.to_pydict()))
+
+
+def as_table(run: Run) -> pa.Table:
+    return RunFolder(run.path).clients()
