@@ -25,8 +25,9 @@ from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.events import Listener
 from personafl.federation_files import digest
 from personafl.flower.job import Layout, fingerprint, read_job
+from personafl.flower.members import FederationSettings, gather
 from personafl.flower.messages import pack, unpack, values
-from personafl.flower.server import FederationSettings, FlowerClients, gather
+from personafl.flower.server import FlowerClients
 from personafl.flower.site import Order, Site
 from personafl.flower.site_data import read_site
 from personafl.folder import RunFolder

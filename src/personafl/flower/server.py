@@ -5,136 +5,35 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Local, Sent, State, Uploads
-from personafl.algorithms.base import check
 from personafl.clients import Answers, Clients
 from personafl.engines.batches import Ints
-from personafl.errors import DataError, RunError
+from personafl.errors import DataError
 from personafl.evaluation import Columns, Moment, Roster
 from personafl.files import disk_errors, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
+from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, unpack, values
-from personafl.flower.nodes import Card, Nodes, content, missing, pull
+from personafl.flower.nodes import Nodes, content, missing, pull
 from personafl.folder import RunFolder
 from personafl.privacy import Privacy
 from personafl.splits import natural_order
 from personafl.task import Task
-from personafl.version import __version__
 
 log = logging.getLogger("personafl")
 
 SPARE = 600.0
 """Seconds that a message stays valid beyond the round's timeout: clocks of sites may be wrong."""
 MOST_STEPS = 10**9
-
-
-@dataclass(frozen=True)
-class FederationSettings:
-    """Who takes part, and what is done when some do not answer: the `[federation]` table of an operator's config.
-
-    Parameters
-    ----------
-    input_shape
-        The shape of one sample.
-    classes
-        How many there are; left out for regression.
-    outputs
-        Without classes: how many numbers a label has.
-    clients
-        The ids of the sites that belong to the federation. Those that do not come in time are left out until they do.
-    sites
-        Instead of their ids: how many there are. The run begins when as many are there.
-    min_answers
-        A round counts with this many answers. With fewer, those that came are given up.
-    round_timeout
-        Seconds that sites have to answer.
-    patience
-        Seconds to wait for sites at the beginning, and whenever fewer than `min_answers` of a round's sites are there.
-    """
-
-    input_shape: tuple[int, ...]
-    classes: int | None = None
-    outputs: int = 1
-    clients: tuple[str, ...] = ()
-    sites: int = 0
-    min_answers: int = 1
-    round_timeout: float = 600.0
-    patience: float = 600.0
-
-    def __post_init__(self) -> None:
-        shape = self.input_shape
-        check("federation.input_shape", shape, all(size >= 1 for size in shape), "sizes of at least 1")
-        check("federation.classes", self.classes, self.classes is None or self.classes >= 2, "at least 2, or left out")
-        check("federation.outputs", self.outputs, self.outputs >= 1, "at least 1")
-        twice = [client for client in self.clients if self.clients.count(client) > 1]
-        check("federation.clients", twice[:1], not twice, "names that are there once")
-        count = len(self.clients) or self.sites
-        check(
-            "federation.sites", self.sites, self.sites >= 0 and count > 0, "how many sites there are; or give clients"
-        )
-        check("federation.sites", self.sites, not self.clients or not self.sites, "left out where clients names them")
-        few = f"1 to {count}, the number of sites"
-        check("federation.min_answers", self.min_answers, 1 <= self.min_answers <= count, few)
-        check("federation.round_timeout", self.round_timeout, self.round_timeout > 0, "above 0")
-        check("federation.patience", self.patience, self.patience >= 0, "at least 0")
-
-    def check_card(self, card: Card) -> None:
-        """Refuse a site whose data or software does not fit."""
-        who = f"site {card.client}"
-        if card.personafl != __version__:
-            raise DataError(f"{who} has personafl {card.personafl}, the server {__version__}: install that")
-        if card.shape != self.input_shape:
-            raise DataError(f"{who} has samples of shape {card.shape}, expected {self.input_shape}")
-        if (card.classes == 0) != (self.classes is None):
-            kinds = ("classes", "numbers")
-            raise DataError(f"{who} has labels that are {kinds[card.classes == 0]}, expected {kinds[not self.classes]}")
-        if self.classes is not None and card.classes > self.classes:
-            raise DataError(f"{who} has {card.classes} classes, expected at most {self.classes}")
-        if self.classes is None and card.outputs != self.outputs:
-            raise DataError(f"{who} has labels of {card.outputs} numbers, expected {self.outputs}")
-        if card.train == 0:
-            raise DataError(f"{who} has no training samples")
-        if self.clients and card.client not in self.clients:
-            raise DataError(f"{who} is not among federation.clients")
-
-
-def gather(grid: Grid, settings: FederationSettings, ids: Sequence[str] = ()) -> tuple[Nodes, Roster]:
-    """Wait for the sites of a federation; who they are, in the natural order of their ids.
-
-    Parameters
-    ----------
-    ids
-        Who took part so far, where a run goes on: nobody else does.
-    """
-    nodes = Nodes(grid, settings.check_card)
-    named = sorted(ids or settings.clients, key=natural_order)
-    count = len(named) or settings.sites
-
-    def enough(there: Mapping[str, int]) -> bool:
-        return sum(client in there for client in named) == count if named else len(there) >= count
-
-    complete = nodes.look(enough, settings.patience)
-    if (twice := nodes.twice()) is not None:
-        raise RunError(f"two nodes call themselves site {twice}: each needs an id of its own in its site.toml")
-    there = nodes.where()
-    if not complete and (not named or sum(client in there for client in named) < settings.min_answers):
-        raise missing(nodes, named, settings.patience)
-    names = named or sorted(there, key=natural_order)
-    roster = Roster(
-        tuple(names), None, {split: np.zeros(len(names), np.int64) for split in ("train", "val", "test")}, True
-    )
-    groups = [nodes.card(client).group if client in there else "" for client in names]
-    return nodes, Roster(roster.ids, tuple(groups) if any(groups) else None, roster.sizes, settings.outputs == 1)
 
 
 class FlowerClients(Clients):

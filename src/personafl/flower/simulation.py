@@ -61,8 +61,9 @@ def simulated_clients(
         The run folder: sites keep what is theirs in `sites/` there.
     """
     require_flower()
+    from personafl.flower.members import FederationSettings
     from personafl.flower.nodes import Nodes, missing
-    from personafl.flower.server import FederationSettings, FlowerClients
+    from personafl.flower.server import FlowerClients
 
     class SimulatedClients(FlowerClients):
         """Sites on this machine: their models can be put together at the end."""
