@@ -13,18 +13,23 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from personafl.demo import chosen, run_demo
+from personafl.compare import run_plan
+from personafl.demo import chosen, demo_plan
+from personafl.study import accuracy_of
 
 INK, GREY = "#1f2933", "#9aa5b1"
-COLOURS = {"separate": "#d64545", "fedavg": "#9aa5b1", "ditto": "#2680c2", "fedamp": "#27ab83", "selffl": "#8719e0"}
+COLOURS = {
+    "separate": "#d64545", "fedavg": "#9aa5b1", "ditto": "#2680c2", "fedamp": "#27ab83", "selffl": "#8719e0",
+    "persfl": "#e07b39",
+}  # fmt: skip
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        runs = run_demo(60, 0, Path(folder) / "demo", lambda name: [])
-        alone = np.array(runs["separate"].clients().column("personal_accuracy").to_pylist(), float)
-        best = chosen(runs)
-        together = np.array(runs[best].clients().column("personal_accuracy").to_pylist(), float)
+        found = run_plan(demo_plan(60, 0, 1), Path(folder) / "demo")
+        best, runs = chosen(found), {name: by_seed[0] for name, by_seed in found.methods.items()}
+        alone, together = accuracy_of(runs["separate"]), accuracy_of(runs[best])
+        assert alone is not None and together is not None
         curves = {
             name: [(r["round"], r["personal_accuracy"]) for r in runs[name].rounds() if "personal_accuracy" in r]
             for name in COLOURS
