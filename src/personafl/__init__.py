@@ -27,6 +27,7 @@ from personafl.algorithms import (
     SelfFLAug,
     Separate,
 )
+from personafl.config import RaySettings
 from personafl.data import partition
 from personafl.errors import PersonaflError
 from personafl.events import Listener
@@ -60,6 +61,7 @@ __all__ = [
     "PersFLGD",
     "PersonaflError",
     "Privacy",
+    "RaySettings",
     "Run",
     "Scaffold",
     "SelfFL",
