@@ -24,7 +24,18 @@ from typing import Any
 from personafl.compare import Way
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.files import disk_errors, write_text
-from personafl.tables import selffl_activity, selffl_fig1, selffl_fig3, selffl_synthetic_table, selffl_table1
+from personafl.tables import (
+    fedamp_tables,
+    persfl_tables,
+    selffl_activity,
+    selffl_fig1,
+    selffl_fig2,
+    selffl_fig3,
+    selffl_sent140,
+    selffl_synthetic_table,
+    selffl_table1,
+    selffl_wakeword,
+)
 from personafl.tables.at_hand import here
 from personafl.tables.results import results
 from personafl.tables.runs import run_stages
@@ -33,9 +44,14 @@ from personafl.tables.table import Found, Table
 TABLES: dict[str, Table] = {
     "selffl-table1": selffl_table1.TABLE,
     "selffl-fig1": selffl_fig1.TABLE,
+    "selffl-fig2": selffl_fig2.TABLE,
     "selffl-fig3": selffl_fig3.TABLE,
     "selffl-synthetic": selffl_synthetic_table.TABLE,
+    "selffl-sent140": selffl_sent140.TABLE,
+    "selffl-wakeword": selffl_wakeword.TABLE,
     "selffl-activity": selffl_activity.TABLE,
+    "fedamp-tables": fedamp_tables.TABLE,
+    "persfl-tables": persfl_tables.TABLE,
 }
 
 RUNS = "runs"

@@ -1,8 +1,9 @@
 """Relative false alarms of wake-word detectors: by device type and state, against the model that training began with.
 
 The baseline has one threshold for all device types and states: where its false alarms and misses are equally frequent
-over all test data in the normal state. A type's and a state's FR there is what every other model is set to, and its
-FA is what theirs is divided by (`metrics.relative_false_alarm`).
+over all test data in the normal state. A type's and a state's FR there is what every other model is set to. Their FA is
+divided by the baseline's at that FR, found in the same way (`metrics.false_alarm_at`): several thresholds may have one
+FR, and a model that did not change must come out as 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from personafl.data.devices import DEVICES, STATES
 from personafl.data.sources.wakeword import states_tested
 from personafl.federation import Federation
-from personafl.metrics import det_curve, error_rates, relative_false_alarm
+from personafl.metrics import det_curve, error_rates, false_alarm_at, relative_false_alarm
 from personafl.run import Run
 
 Model = Literal["global", "personal"]
@@ -49,8 +50,11 @@ def operating_point(baseline: Heard) -> dict[Place, tuple[float, float]]:
     curve = det_curve(*(np.concatenate(parts) for parts in zip(*normal, strict=True)))
     nearest = int(np.argmin(np.abs(curve.false_alarm - curve.false_rejection)))
     threshold = [curve.thresholds[nearest]]
-    found = {place: error_rates(scores, labels, threshold) for place, (scores, labels) in baseline.items()}
-    return {place: (float(alarms[0]), float(misses[0])) for place, (alarms, misses) in found.items()}
+    out = {}
+    for place, (scores, labels) in baseline.items():
+        misses = float(error_rates(scores, labels, threshold)[1][0])
+        out[place] = (false_alarm_at(det_curve(scores, labels), misses), misses)
+    return out
 
 
 def relative(models: Heard, point: Mapping[Place, tuple[float, float]]) -> dict[Place, float]:

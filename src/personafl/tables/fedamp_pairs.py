@@ -25,7 +25,7 @@ SMALLEST = 1e-300
 """A p of 0 would have no logarithm."""
 
 
-def tests(runs: Runs, rows: Mapping[str, str], candidates: Sequence[str]) -> dict[str, dict[str, Number]]:
+def paired_tests(runs: Runs, rows: Mapping[str, str], candidates: Sequence[str]) -> dict[str, dict[str, Number]]:
     """Wilcoxon's test of each candidate against each other method, over the clients of all seeds in the last round.
 
     For each row "CANDIDATE − this" is the mean difference in percentage points, with a value for each seed, and "−log₁₀
@@ -40,12 +40,12 @@ def tests(runs: Runs, rows: Mapping[str, str], candidates: Sequence[str]) -> dic
             if not seeds:
                 continue
             gaps = [scores[candidate][seed] - scores[other][seed] for seed in seeds]
-            out.setdefault(other, {})[f"{candidate} − this"] = number([np.nanmean(gap) for gap in gaps], 100)
-            together = np.concatenate(gaps)
+            out.setdefault(other, {})[f"{candidate} − this"] = number([float(np.nanmean(gap)) for gap in gaps], 100)
+            pooled = np.concatenate(gaps)
             places.append((other, f"−log₁₀ p, {candidate}"))
-            raw.append(wilcoxon(together, np.zeros_like(together)).p)
+            raw.append(wilcoxon(pooled, np.zeros_like(pooled)).p)
     for (other, column), p in zip(places, holm(raw), strict=True):
-        out[other][column] = number([-math.log10(max(p, SMALLEST))])
+        out[other][column] = number([abs(math.log10(max(p, SMALLEST)))])
     return out
 
 
@@ -85,6 +85,12 @@ def collaboration(runs: Runs, rows: Mapping[str, str]) -> tuple[dict[str, dict[s
     return numbers, kept
 
 
+def _by_seed(runs: Mapping[int, Run]) -> dict[int, Floats]:
+    """Each client's accuracy after the last round."""
+    found = {seed: accuracy_of(run) for seed, run in runs.items()}
+    return {seed: one for seed, one in found.items() if one is not None}
+
+
 def weights_of(run: Run) -> tuple[Floats, list[str]]:
     """ξ after the last round, a row for each client; and the clients' groups."""
     last = max((run.path / "evaluations").glob("*.safetensors"))
@@ -92,7 +98,7 @@ def weights_of(run: Run) -> tuple[Floats, list[str]]:
 
 
 def blocks(weights: Floats, groups: Sequence[str]) -> tuple[float, float, float]:
-    """Mean weight of others in a client's group, of others outside, and the share of the former in all weight of others.
+    """Mean weight of others in a client's group and outside of it, and the share of the former in all weight of others.
 
     >>> blocks(np.array([[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.1, 0.1, 0.8]]), ["a", "a", "b"])
     (0.3, 0.15, 0.5)

@@ -121,8 +121,8 @@ def _numbers(part: Mapping[str, Any], listed: list[dict[str, Any]]) -> Iterator[
         columns, rows = matrix(listed)
         titles = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
         yield f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{titles}</tr></thead><tbody>'
-        for row, written in rows.items():
-            yield f"<tr><th>{html.escape(row)}</th>{''.join(f'<td>{html.escape(cell)}</td>' for cell in written)}</tr>"
+        for row, ours in rows.items():
+            yield f"<tr><th>{html.escape(row)}</th>{''.join(f'<td>{html.escape(cell)}</td>' for cell in ours)}</tr>"
         yield "</tbody></table></div>"
         return
     yield '<div class="scroll"><table class="beside"><thead><tr><th></th><th></th>'

@@ -178,9 +178,9 @@ TABLE = Table(
     notes=(
         Note(
             "protocol difference",
-            f"The paper's users have 30 or more tweets; here 837 users have {LEAST} or more, 2,199 for training and 855 "
-            "for test, so that a user's test accuracy is that of one tweet. Most of what a personalized model gains is "
-            "whether its user is mostly glad or mostly sad.",
+            f"The paper's users have 30 or more tweets; here 837 users have {LEAST} or more, 2,199 for training and "
+            "855 for test, so that a user's test accuracy is that of one tweet. What a personalized model gains is "
+            "mostly whether its user is more often glad or sad.",
             "The sizes of the federation; the accuracy of the global model beside that of the personalized ones.",
         ),
         Note(
@@ -191,11 +191,11 @@ TABLE = Table(
         ),
         Note(
             "unstated choice",
-            "pFedMe cannot have its authors' λ = 15 with η = 0.3: ηλ must be below 2, or w_i overshoots θ ever further. "
+            "pFedMe cannot have its authors' λ = 15 with η = 0.3: ηλ must be below 2, or w_i overshoots θ ever more. "
             "Here λ = 5; η_p, Ditto's λ and Per-FedAvg's α are searched, three values each with one seed.",
             "E.3 gives one learning rate for each FL algorithm and nothing else.",
         ),
     ),
-    cut=f"{SEEDS} seeds; users with {LEAST} or more tweets; LSTM layers of {HIDDEN} units on vectors of 100 dimensions; "
+    cut=f"{SEEDS} seeds; users with {LEAST} or more tweets; LSTM layers of {HIDDEN} units on 100-dimensional vectors; "
     f"{ROUNDS} rounds after the warm start instead of 400; the search has one seed and {SEARCH_ROUNDS} rounds.",
 )  # fmt: skip

@@ -1,0 +1,31 @@
+"""One cell of a table at reduced size: what the tests of tables have in common."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from personafl.run import Run
+from personafl.tables import TABLES, missing
+from personafl.tables.table import Found
+from personafl.train import train_config
+
+REAL = Path(os.environ.get("PERSONAFL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+
+
+def use_real_data(monkeypatch, table: str) -> None:
+    """Skip where the data of a table is neither in the directory of PERSONAFL_DATA nor in ../shared/data."""
+    if REAL.is_dir():
+        monkeypatch.setenv("PERSONAFL_DATA", str(REAL))
+    if lacking := missing(TABLES[table]):
+        pytest.skip(f"{', '.join(lacking)} is neither in the directory of PERSONAFL_DATA nor in ../shared/data")
+
+
+def run_cell(table: str, part: str, method: str, folder: Path, seed: int = 0, found: Found | None = None) -> Run:
+    """Train one method of one part with one seed, as `--quick` does, without the searches of earlier stages."""
+    found = found or Found(quick=True, seed=seed)
+    for stage in TABLES[table].stages:
+        for of, plan in stage(found):
+            if of == part and method in plan.methods:
+                return train_config(plan.job(method, seed).config, folder / f"{method}-{seed}")
+    raise KeyError(f"{table} has no {method} in {part}")
