@@ -74,6 +74,7 @@ def test_a_saved_federation_gives_the_site_its_own_part_only(tmp_path):
         ({"id": ""}, "id = ''"),
         ({"splits": [0.5, 0.5]}, "splits"),
         ({"threads": 0}, "threads = 0"),
+        ({"least_noise": -1.0}, "least_noise = -1.0"),
     ],
 )
 def test_a_wrong_site_file_is_one_line(tmp_path, table, reason):
@@ -141,6 +142,11 @@ def test_a_site_takes_part_in_what_it_allows(tmp_path):
     dropped = run_with(tmp_path / "no", lambda content: None, "fedavg", allow=["ditto"])
     assert dropped["site-4"] == "site site-4 does not take part in 'fedavg': not in its allow"
     assert set(dropped) == {"site-2", "site-4", "site-6"}
+
+
+def test_a_site_can_insist_on_noise(tmp_path):
+    dropped = run_with(tmp_path, lambda content: None, "ditto", least_noise=2.0)
+    assert dropped["site-4"] == "site site-4 takes part with privacy.noise of at least 2, this run has 0"
 
 
 def test_weights_that_do_not_follow_from_the_seed_are_sent(tmp_path):

@@ -130,7 +130,7 @@ class Site:
             answers = clients.train(order.round, ME, order.sent)
             failed = len(answers.failed) > 0
             if not failed:
-                versions.count(versions.answers + 1)
+                versions.count(versions.answers + (len(agreed) > 0))
                 versions.write(order.round, {name: value[0] for name, value in clients.store.get(ME).items()})
             up = {} if failed else {name: value[0] for name, value in answers.uploads.values.items()}
             return Trained(up, int(answers.steps[0]), failed)
@@ -174,6 +174,11 @@ class Site:
         versions = Versions(here.states / job.run, here.id)
         engine = LoopEngine(task, data, local, job.seed, threads=here.threads)
         privacy = job.make_privacy()
+        if here.least_noise > (privacy.noise if privacy else 0.0):
+            raise ConfigError(
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
+                f"{privacy.noise if privacy else 0.0:g}"
+            )
         clients = LocalClients(engine, privacy=privacy, secret=self._secret if privacy else None)
         clients.start(job.prepare(algorithm, task, local), theta0)
         clients.releases[:] = versions.answers

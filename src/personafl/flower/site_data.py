@@ -36,6 +36,8 @@ class SiteSettings:
         The shares of train, validation and test, where the data has no splits of its own.
     allow
         The algorithms that this site takes part in; all, if left out.
+    least_noise
+        The noise multiplier that a run's `[privacy]` must have at the least for this site to train in it.
     label, features, split
         Of a table: the column of labels, which are numbers; those of features (all others that hold numbers, if left
         out); the one that says train, val or test.
@@ -49,6 +51,7 @@ class SiteSettings:
     group: str | None = None
     splits: tuple[float, float, float] = DEFAULT_SPLITS
     allow: tuple[str, ...] = ()
+    least_noise: float = 0.0
     label: str | None = None
     features: tuple[str, ...] | None = None
     split: str | None = None
@@ -57,6 +60,7 @@ class SiteSettings:
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
         check("threads", self.threads, self.threads >= 1, "at least 1")
+        check("least_noise", self.least_noise, self.least_noise >= 0, "at least 0")
         for name in self.allow:
             check("allow", name, name in ALGORITHMS, f"among the algorithms: {', '.join(ALGORITHMS)}")
 
