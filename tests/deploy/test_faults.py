@@ -156,7 +156,7 @@ def test_an_answer_that_comes_too_late_is_not_used_and_the_site_goes_back(live, 
 
 
 def test_a_process_that_was_given_up_and_goes_on_later_does_no_harm(live, tmp_path):
-    """It stalls before it looks at the disk, and the site has answered in another round when it does."""
+    """It stalls before it looks at the disk, the site answers in another round, and Flower ends it when it wakes."""
     live.begin("ditto", rounds=5)
     live.until_training("west", 2)
     live.until("that west reads its message", lambda: bool(live.loading("west")))

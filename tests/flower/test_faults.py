@@ -90,6 +90,34 @@ def test_an_answer_that_is_lost_is_as_a_message_that_is_lost(tmp_path, algorithm
     assert same(site_model(places[0]), site_model(places[1]))
 
 
+def test_an_order_that_is_followed_late_takes_nothing_away(tmp_path):
+    """A process stalls in round 2 and wakes when round 3 is over: the state that the server has accepted stays."""
+    runs = []
+    for name in ("late", "never"):
+        grid = MemoryGrid(sites_of(tmp_path / name / "sites", federation()))
+        node, held = node_of(grid, LATE)[1], []
+
+        def hears(message, held=held):
+            if message.metadata.message_type == "train" and message.metadata.group_id == "2":
+                held.append(message)
+                return None
+            return message
+
+        def says(message, node=node, held=held):
+            if message.metadata.message_type == "train" and message.metadata.group_id == "3":
+                node.app(held[0], node.context)
+            return message
+
+        node.hears = hears
+        if name == "late":
+            node.says = says
+        runs.append(flower(tmp_path / name, grid, "ditto", rounds=5))
+    assert [list(record.get("dropped", {})) for record in runs[0].rounds()] == [[], [LATE], [], [], []]
+    assert same(server_state(runs[0]), server_state(runs[1]))
+    places = [tmp_path / name / "sites" / LATE / "site.toml" for name in ("late", "never")]
+    assert same(site_model(places[0]), site_model(places[1]))
+
+
 def test_with_too_few_answers_a_round_is_given_up(tmp_path):
     grid = MemoryGrid(sites_of(tmp_path / "sites", federation()))
     for client in ("site-2", LATE):
@@ -105,7 +133,6 @@ def test_with_too_few_answers_a_round_is_given_up(tmp_path):
     for client in federation().ids:
         site = tmp_path / "sites" / client / "site.toml"
         assert same(site_model(site), site_model(tmp_path / "more" / client / "site.toml"))
-        assert not list(site.parent.glob("state/*/round-000002.safetensors"))
 
 
 # --- answers that are not acceptable -----------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def test_a_cell_is_what_it_was(method, expected, monkeypatch, tmp_path):
     assert run.score["personal_accuracy"] == pytest.approx(expected, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_distillation_by_either_objective_gives_the_same_students(monkeypatch, tmp_path):
     use_real_data(monkeypatch, "persfl-tables")
     both = {m: {0: run_cell("persfl-tables", "mnist ds1", m, tmp_path)} for m in ("persfl", "persfl-gd")}
@@ -79,7 +80,7 @@ def test_rounds_are_those_of_table_7_but_for_the_two_that_take_800(monkeypatch):
 def test_persfl_takes_fedavgs_learning_rate_and_everybody_has_four_points(monkeypatch):
     monkeypatch.setattr("personafl.tables.persfl_tables.here", lambda source: True)
     chosen = Search(FEDAVG, "", [], {"local.lr": 0.2})
-    found = Found(searches={"search mnist ds1": {FEDAVG: chosen}})
+    found = Found(searches={"search mnist": {FEDAVG: chosen}})
     rates = {m: plan.job(m, 0).config.local.lr for _, plan in main_runs("mnist", "ds1", found) for m in plan.methods}
     assert {m for m, rate in rates.items() if rate == 0.2} == {FEDAVG, "persfl", "persfl-gd", "persfl-last"}
     for _, plan in first(Found()):

@@ -10,16 +10,17 @@ TOLERANCE = 0.015
 """Of weighted accuracy: sums in another order change single predictions of two hundred."""
 
 
+@pytest.mark.slow
 def test_a_cell_of_cifar10_is_what_it_was(monkeypatch, tmp_path):
     use_real_data(monkeypatch, "selffl-fig2")
     run = run_cell("selffl-fig2", "cifar10", "fedavg", tmp_path)
-    assert run.score["personal_accuracy"] == pytest.approx(0.0, abs=TOLERANCE)
+    assert run.score["personal_accuracy"] == pytest.approx(0.2514, abs=TOLERANCE)
 
 
 def test_a_cell_of_the_ablation_is_what_it_was(monkeypatch, tmp_path):
     use_real_data(monkeypatch, "selffl-table1")  # it has the letters that the ablation needs
     run = run_cell("selffl-fig2", "ablation, letters", "selffl-smoothing-1-init", tmp_path)
-    assert run.score["global_accuracy"] == pytest.approx(0.0, abs=TOLERANCE)
+    assert run.score["global_accuracy"] == pytest.approx(0.3788, abs=TOLERANCE)
 
 
 def test_cifar10_has_the_papers_settings():

@@ -11,8 +11,8 @@ from personafl.tables.false_alarms import heard
 from personafl.tables.table import Found
 from tests.tables.cells import run_cell, use_real_data
 
-TOLERANCE = 0.02
-"""Of accuracy on a few hundred test samples."""
+TOLERANCE = 1e-4
+"""Of the mean loss, which sums in another order change by far less; so short a training hardly moves accuracy."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def pooled(tmp_path_factory):
 
 def test_a_cell_is_what_it_was(pooled, tmp_path):
     run = run_cell("selffl-wakeword", "five clients", "selffl", tmp_path, found=pooled)
-    assert run.score["global_loss"] == pytest.approx(0.0, abs=TOLERANCE)
+    assert run.score["global_loss"] == pytest.approx(0.69251, abs=TOLERANCE)
     assert run.manifest["model"]["weights"].endswith("global.safetensors")
 
 
@@ -62,6 +62,11 @@ def test_numbers_go_to_their_device_type_and_state():
     found = selffl_wakeword.by_device(values, "normal")
     assert found["A"].values == (0.8, 0.6) and found["mean"].values == pytest.approx((0.9, 0.9))
     assert set(found) == {"A", "B", "mean"}
+
+
+def test_a_device_type_without_false_alarms_to_compare_with_is_left_out_of_the_mean():
+    found = selffl_wakeword.by_device([{("A", "normal"): 0.8, ("B", "normal"): np.nan}], "normal")
+    assert found["mean"].values == (0.8,) and found["B"].count == 0
 
 
 def test_published_numbers_are_in_the_order_that_the_paper_claims():

@@ -1,8 +1,9 @@
 """What a client keeps between rounds, on its own disk: a file for each round that it trained in.
 
 A client cannot know whether its answer arrived, so it writes its new state beside the old one. The server's next
-message says which round it accepted last: that state is the truth, and what is newer is forgotten. It also says which
-round it may go back to itself, after a crash: what is older than the state at that round is forgotten, too.
+message says which round it accepted last: that state is the truth, and what is newer is not looked at. It also says
+which round it may go back to itself, after a crash: what is older than the state at that round is deleted. What is
+newer is not: a message that was held up on its way may know less than the ones that came before it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Versions:
     ...     versions = Versions(Path(folder), "ann")
     ...     for round in (1, 2, 3):
     ...         versions.write(round, {"v": torch.full((2,), float(round))})
-    ...     versions.settle(accepted=2, durable=0)
+    ...     versions.settle(accepted=2, durable=2)
     ...     versions.rounds(), versions.read(2, {"v": torch.zeros(2)})["v"].tolist()
-    ([1, 2], [2.0, 2.0])
+    ([2, 3], [2.0, 2.0])
     """
 
     def __init__(self, folder: Path, client: str) -> None:
@@ -82,12 +83,12 @@ class Versions:
         write_text(self.folder / "answers.json", json.dumps(answers))
 
     def settle(self, accepted: int, durable: int) -> None:
-        """Forget what is newer than what the server accepted, and what it cannot come back to."""
+        """Delete what the server cannot come back to."""
         rounds = self.rounds()
         oldest = max((round for round in rounds if round <= min(durable, accepted)), default=0)
         with disk_errors(self.folder, "cleaning"):
             for round in rounds:
-                if round > accepted or round < oldest:
+                if round < oldest:
                     self._path(round).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:

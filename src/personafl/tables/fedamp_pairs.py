@@ -100,8 +100,8 @@ def weights_of(run: Run) -> tuple[Floats, list[str]]:
 def blocks(weights: Floats, groups: Sequence[str]) -> tuple[float, float, float]:
     """Mean weight of others in a client's group and outside of it, and the share of the former in all weight of others.
 
-    >>> blocks(np.array([[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.1, 0.1, 0.8]]), ["a", "a", "b"])
-    (0.3, 0.15, 0.5)
+    >>> blocks(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.125, 0.125, 0.75]]), ["a", "a", "b"])
+    (0.25, 0.1875, 0.4)
     """
     names = np.array(groups)
     same = names[:, None] == names

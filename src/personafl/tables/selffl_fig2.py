@@ -58,7 +58,7 @@ def cifar(quick: bool, validation: bool = False) -> dict[str, Any]:
         "local": {"lr": 0.01, "batch_size": 10, "steps": 40},
         "activity": 0.25,
         "rounds": SEARCH_ROUNDS if validation else ROUNDS,
-        "eval_every": 0 if validation else 20,
+        "eval_every": 0 if validation else 30,
         "checkpoint_every": 60,
     }
     if quick:
@@ -186,6 +186,6 @@ TABLE = Table(
             "The partition pfedme, whose docstring says what its authors' code does.",
         ),
     ),
-    cut=f"{SEEDS} seeds on CIFAR-10, {ROUNDS} rounds (the paper does not say how many it has), an evaluation every 20 "
+    cut=f"{SEEDS} seeds on CIFAR-10, {ROUNDS} rounds (the paper does not say how many it has), an evaluation every 30 "
     f"rounds; the search has one seed and {SEARCH_ROUNDS} rounds.",
 )  # fmt: skip
