@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from personafl.bench.report import ratio
 from personafl.errors import DataError
 from personafl.files import write_atomically
 
@@ -53,10 +54,7 @@ def _bars(axes: Axes, job: dict[str, Any]) -> None:
     times = [entry["min_ms"] for _, entry in entries]
     colours = [OURS if name == "personafl" else REFERENCE if name in _REFERENCES else THEIRS for name in names]
     bars = axes.barh(names, times, color=colours, height=0.7)
-    labels = [
-        f"{t:.0f} ms" if e["ratio"] is None else f"{t:.0f} ms, {e['ratio']:.2g}×"
-        for t, (_, e) in zip(times, entries, strict=True)
-    ]
+    labels = [f"{e['min_ms']:.0f} ms" + (f", {ratio(e['ratio'])}×" if e["ratio"] else "") for _, e in entries]
     axes.bar_label(bars, labels, padding=3, fontsize=7)
     axes.axvline(job["limit_ms"], color="#333333", linestyle=":", linewidth=1)
     axes.set_xlim(0, max(times) * 1.2)

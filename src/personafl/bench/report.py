@@ -32,8 +32,8 @@ def _table(job: dict[str, Any], results: dict[str, Any]) -> Table:
         table.add_column(column, justify="right")
     for name, entry in job["contestants"].items():
         cells = [
-            f"{entry['min_ms']:.1f}", f"{entry['median_ms']:.1f}", _ratio(entry["ratio"]),
-            _ratio(entry["min_ms"] / job["limit_ms"]), f"{entry['cpu_ms']:.1f}",
+            f"{entry['min_ms']:.1f}", f"{entry['median_ms']:.1f}", ratio(entry["ratio"]),
+            ratio(entry["min_ms"] / job["limit_ms"]), f"{entry['cpu_ms']:.1f}",
             "" if entry["peak_mb"] is None else f"{entry['peak_mb']:.0f}",
         ]  # fmt: skip
         if learned:
@@ -42,7 +42,8 @@ def _table(job: dict[str, Any], results: dict[str, Any]) -> Table:
     return table
 
 
-def _ratio(value: float | None) -> str:
+def ratio(value: float | None) -> str:
+    """A ratio with as many digits as mean something; nothing for None."""
     return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
