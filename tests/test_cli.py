@@ -311,7 +311,7 @@ def test_no_color_is_respected(personafl):
     ("what", "known"),
     [
         ("algorithms", ALGORITHMS), ("data", SOURCES), ("partitions", PARTITIONS), ("models", MODELS),
-        ("engines", [*ENGINES, "auto"]),
+        ("engines", [*ENGINES, "auto", "ray", "flower-sim"]),
     ],
 )  # fmt: skip
 def test_list(personafl, what, known):

@@ -11,6 +11,13 @@ from rich.table import Table
 from personafl.commands.console import Json, out, print_json
 
 
+_ELSEWHERE = {
+    "auto": "Times the ones above on this model and machine and takes the fastest.",
+    "ray": "Has the clients in actors of a Ray cluster, this machine's or another.",
+    "flower-sim": "Has them in Flower's simulator. For real sites: personafl deploy.",
+}
+
+
 def list_(
     what: Annotated[
         str, typer.Argument(help="algorithms, data, partitions, models, engines or tables.", metavar="WHAT")
@@ -46,7 +53,7 @@ def list_(
         raise ConfigError(f"there is no {name!r} among the {what}: known are {', '.join(kinds[what])}")
     rows = [_describe(key, kind) for key, kind in kinds[what].items() if name in (None, key)]
     if what == "engines" and name is None:
-        rows.append({"name": "auto", "about": "Times the others on this model and machine and takes the fastest."})
+        rows += [{"name": key, "about": about} for key, about in _ELSEWHERE.items()]
     if as_json:
         print_json(rows)
         return

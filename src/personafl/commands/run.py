@@ -23,6 +23,9 @@ def run(
         Path | None,
         typer.Option("--out", help="The run folder. Default: runs/<config>-<algorithm>-<seed>.", readable=False),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Short for -s engine.name=NAME; see: personafl list engines.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder after its last checkpoint.")
     ] = False,
@@ -47,6 +50,8 @@ def run(
 
       personafl run mnist.toml --out runs/first --resume
 
+      personafl run mnist.toml --engine flower-sim
+
       personafl run mnist.toml --tensorboard boards --mlflow sqlite:///mlflow.db
     """
     from personafl.config import read_config
@@ -55,7 +60,8 @@ def run(
     from personafl.trackers import MLflow, TensorBoard
     from personafl.train import train_config
 
-    settings = read_config(config, set_ or [])
+    overrides = [*(set_ or []), *([f"engine.name={engine}"] if engine else [])]
+    settings = read_config(config, overrides)
     folder = out_folder or Path("runs") / f"{config.stem}-{settings.algorithm.name}-{settings.seed}"
     name = folder.resolve().name
     boards = [TensorBoard(tensorboard / name)] if tensorboard else []
@@ -64,7 +70,7 @@ def run(
         done = train_config(settings, folder, resume, [*boards, *trackers, ProgressBar(err)])
     except KeyboardInterrupt as stop:
         how = "Stopped" if isinstance(stop, Interrupted) else "Stopped at once; the last checkpoint is kept"
-        settings_again = [word for part in set_ or [] for word in ("-s", part)]
+        settings_again = [word for part in overrides for word in ("-s", part)]
         settings_again += ["--tensorboard", str(tensorboard)] if tensorboard else []
         settings_again += ["--mlflow", mlflow] if mlflow else []
         settings_again += ["--data-dir", str(data_dir)] if data_dir else []

@@ -1,0 +1,78 @@
+"""Nothing assumes the processor: everything follows the device that the parameters are on.
+
+The device is `meta`, which has shapes and no values. An operation that mixes it with a tensor elsewhere raises an
+error, as it would on a GPU.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from personafl.algorithms import ALGORITHMS, Local
+from personafl.algorithms.base import Context, Setting, Uploads
+from personafl.models import Cnn, FemnistCnn, LstmModel, Mclr, Mlp, initialize
+from personafl.task import Batch, Task
+
+CLIENTS, SAMPLES = 3, 4
+BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
+"""Their servers choose rows by what is in them, which `meta` cannot."""
+MODELS = {
+    "linear layers": (Mlp((12,)), (20,)),
+    "logistic regression": (Mclr(), (20,)),
+    "narrow convolutions": (Cnn(), (3, 32, 32)),
+    "wide convolutions": (FemnistCnn(), (28, 28)),
+    "narrow LSTM": (LstmModel(hidden=8, layers=2), (5, 6)),
+    "wide LSTM": (LstmModel(hidden=256, layers=1), (5, 6)),
+}
+
+
+def batch(*shape):
+    x = torch.empty(CLIENTS, SAMPLES, *shape, device="meta")
+    y, weight, keys = torch.zeros(CLIENTS, SAMPLES), torch.ones(CLIENTS, SAMPLES), torch.zeros(CLIENTS)
+    return Batch(x, y.long().to("meta"), weight.to("meta"), keys.long().to("meta"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_and_sums_of_all_clients_are_where_their_parameters_are(name):
+    model, shape = MODELS[name]
+    task = Task(initialize(model, shape, 4, 0))
+    theta = torch.empty(CLIENTS, task.size, device="meta")
+    assert task.gradient_stacked(theta, batch(*shape)).device.type == "meta"
+    task.descend_stacked(theta, batch(*shape), 0.1, (0.5, torch.empty_like(theta)))
+    assert {value.device.type for value in task.evaluate_stacked(theta, batch(*shape)).values()} == {"meta"}
+
+
+def test_mixing_devices_is_noticed():
+    task = Task(nn.Linear(20, 4))
+    with pytest.raises(RuntimeError):
+        task.gradient_stacked(torch.empty(CLIENTS, task.size), batch(20))
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BY_VALUE])
+def test_an_algorithm_stays_where_its_parameters_are(name):
+    task = Task(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
+    layers = tuple(zip(task.names, task.sizes, strict=True))
+    algorithm = ALGORITHMS[name]().prepare(Setting(layers, CLIENTS, Local(), classification=True))
+    theta0 = task.theta0.to("meta")
+    server, own = algorithm.new_server(theta0, CLIENTS), algorithm.new_client(theta0)
+    sent = algorithm.send(server, torch.arange(CLIENTS))
+    mine = {**sent.shared, **{key: value[0] for key, value in sent.each.items()}}
+    number = torch.tensor(3, device="meta")
+    ctx = Context(1, 0.1, Local(), number, number, number, number, lambda theta: {"loss": theta.sum()})
+    carry, steps = algorithm.begin(own, mine, ctx)
+    carry = {key: value.clone() for key, value in carry.items()}
+
+    def gradient(theta, batch=0, objective=None, **extra):
+        return theta * 2
+
+    gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
+    carry = algorithm.step(carry, mine, gradient, ctx)
+    kept, up = algorithm.finish(own, carry, mine, ctx)
+    made = [*kept.values(), *up.values(), steps]
+    if algorithm.evaluation_program(False) is None:  # else the personalized model is made by that
+        made.append(algorithm.personal(kept, mine))
+    assert {value.device.type for value in made} == {"meta"}
+    values = {key: torch.stack([value] * CLIENTS) for key, value in up.items()}
+    uploads = Uploads(torch.arange(CLIENTS), torch.full((CLIENTS,), 5, device="meta"), values)
+    new = algorithm.aggregate(server, uploads)
+    assert {value.device.type for key, value in new.items() if value.is_floating_point()} <= {"meta"}
