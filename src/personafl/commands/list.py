@@ -10,7 +10,6 @@ from rich.table import Table
 
 from personafl.commands.console import Json, out, print_json
 
-
 _ELSEWHERE = {
     "auto": "Times the ones above on this model and machine and takes the fastest.",
     "ray": "Has the clients in actors of a Ray cluster, this machine's or another.",
