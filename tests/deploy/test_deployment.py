@@ -164,6 +164,7 @@ def supernode(deployment, log, *arguments, address=None):
     return process.code, process.output()
 
 
+@pytest.mark.slow
 def test_a_registered_key_is_let_in(deployment, tmp_path):
     """The same command as in the refusals below, with everything right: they are refused for what they lack."""
     site = deployment.site_folder("north")
@@ -171,6 +172,7 @@ def test_a_registered_key_is_let_in(deployment, tmp_path):
     assert "SuperNode ID:" in supernode(deployment, tmp_path / "log", *arguments)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["address", "private"])
 def test_a_node_without_a_key_is_refused(deployment, tmp_path, side):
     """By nginx, and by the SuperLink itself."""
@@ -179,6 +181,7 @@ def test_a_node_without_a_key_is_refused(deployment, tmp_path, side):
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
+@pytest.mark.slow
 def test_an_unregistered_key_is_refused(deployment, tmp_path):
     site = deployment.site_folder("south")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
@@ -186,6 +189,7 @@ def test_an_unregistered_key_is_refused(deployment, tmp_path):
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
+@pytest.mark.slow
 def test_a_site_that_trusts_another_authority_does_not_join(deployment, tmp_path):
     other = init_federation(tmp_path / "other", ["north"]).site("north")
     key = deployment.site_folder("north") / "node.key"
@@ -320,6 +324,7 @@ def test_only_loopback_listens(deployment):
 # --- when it does not work out
 
 
+@pytest.mark.slow
 def test_a_superlink_that_cannot_start_is_one_line_with_its_last_words(tmp_path):
     folder = tmp_path / "federation"
     init_federation(folder)
