@@ -211,7 +211,6 @@ def test_an_update_that_is_not_finite_counts_as_failed_and_the_site_keeps_its_ol
     assert dict(zip(*(as_table(run).to_pydict()[c] for c in ("client", "failures")), strict=True))[LATE] == 1
     assert all(bool(torch.isfinite(value).all()) for value in server_state(run).values())
     # The next message said that its last good round was 1.
-    assert not list((tmp_path / "sites" / LATE).glob("state/*/round-000002.safetensors"))
 
 
 def test_sites_that_diverge_themselves_say_so(tmp_path):
