@@ -210,7 +210,11 @@ def test_an_update_that_is_not_finite_counts_as_failed_and_the_site_keeps_its_ol
     assert run.rounds()[1]["failed"] == [LATE]
     assert dict(zip(*(as_table(run).to_pydict()[c] for c in ("client", "failures")), strict=True))[LATE] == 1
     assert all(bool(torch.isfinite(value).all()) for value in server_state(run).values())
-    # The next message said that its last good round was 1.
+    # The next message said that its last good round was 1: as if it had not been asked in round 2.
+    other = MemoryGrid(sites_of(tmp_path / "others", federation()))
+    node_of(other, LATE)[1].hears = deaf(2)
+    assert same(server_state(run), server_state(flower(tmp_path / "other", other, "fedavg")))
+    assert same(*(site_model(tmp_path / place / LATE / "site.toml") for place in ("sites", "others")))
 
 
 def test_sites_that_diverge_themselves_say_so(tmp_path):
