@@ -8,6 +8,11 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Bytes are not a name: what gzip wrote holds the time, and two processes must find the same tests."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache():
     """A cache that is empty at first and gone in the end: what is prepared of real data is large."""
