@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -27,7 +30,7 @@ from personafl.algorithms import ALGORITHMS, Ditto, FedAvg, Local, Uploads
 from personafl.clients import Answers, LocalClients
 from personafl.cluster import RayClients
 from personafl.cluster_actor import Host, Shard
-from personafl.cluster_shards import Shards, deal
+from personafl.cluster_shards import Shards, deal, even, work
 from personafl.cluster_start import _only_here, connect
 from personafl.config import EngineSettings, RaySettings, parse
 from personafl.engines.stacked import StackedEngine
@@ -102,11 +105,14 @@ class Pooled(Shards):
         self._connection.close()
 
 
-def on_ray(actors: int, folder: Path) -> RayClients:
+def on_ray(actors: int, folder: Path, share: float = 0.6) -> RayClients:
+    """Without a share of Ray's memory, actors have their own clients' samples and do not help each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("personafl.cluster.Shards", Pooled)
         settings = EngineSettings(threads=1), RaySettings(actors=actors)
-        return RayClients(federation(), TASK, LOCAL, SEED, RunFolder(folder), *settings)
+        clients = RayClients(federation(), TASK, LOCAL, SEED, RunFolder(folder), *settings)
+    clients.shards.share, clients.shards.worth = share, 0
+    return clients
 
 
 def here(kind: type[LocalClients] = LocalClients) -> LocalClients:
@@ -217,14 +223,35 @@ def test_a_subclass_with_another_aggregate_is_not_averaged_on_the_way():
 def test_shards_are_balanced_and_everybody_is_in_one():
     samples = np.random.default_rng(0).integers(1, 500, 200)
     for local in (Local(epochs=1), Local(epochs=1, batch_size=0)):
-        shards = deal(local, samples, 7)
+        shards = deal(work(local, samples), samples, 7)
         assert sorted(np.concatenate(shards).tolist()) == list(range(200))
-        work = [samples[ids].sum() for ids in shards]
-        assert max(work) <= 1.01 * min(work)
+        loads = [samples[ids].sum() for ids in shards]
+        assert max(loads) <= 1.01 * min(loads)
     # At a given number of steps, each client is as much work as another.
-    shards = deal(Local(steps=5, batch_size=1), samples, 7)
+    same = work(Local(steps=5, batch_size=1), samples)
+    shards = deal(same, samples, 7)
     assert {len(ids) for ids in shards} == {28, 29}
-    assert [ids.tolist() for ids in shards] == [ids.tolist() for ids in deal(Local(steps=5, batch_size=1), samples, 7)]
+    assert [ids.tolist() for ids in shards] == [ids.tolist() for ids in deal(same, samples, 7)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=30),
+    st.integers(4, 6),
+)
+def test_a_cohort_is_shared_out_evenly(cohort, workers):
+    """Nobody has much more than another, or else nobody's client is small enough to be given away."""
+    owner, load = (np.array(column, np.int64) for column in (zip(*cohort, strict=True) if cohort else ([], [])))
+    before = np.bincount(owner, load, minlength=workers)
+    for worth in (25, 0):
+        trainer = even(owner, load, list(range(workers)), worth)
+        sums = np.bincount(trainer, load, minlength=workers)
+        gap = sums.max() - sums.min()
+        assert sums.max() <= before.max()
+        assert gap <= max(0.05 * sums.max(), worth) or load[trainer == sums.argmax()].min() >= gap
+        assert before.max() - before.min() >= worth or (trainer == owner).all()
+    if (load == 1).all():
+        assert gap <= 1
+        assert (trainer != owner).sum() == np.maximum(np.bincount(owner, minlength=workers) - sums, 0).sum()
 
 
 def test_a_shard_has_its_clients_data_and_keys(tmp_path):
@@ -300,6 +327,46 @@ def test_every_algorithm_as_on_the_stacked_engine(cluster, tmp_path, name):
         assert len(clients.shards.ids) == actors
 
 
+@pytest.mark.parametrize("privacy", [None, Privacy(clip=1.0, noise=0.5)])
+def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
+    """Clients take their states along and back again, and leave nothing behind."""
+    monkeypatch.setattr(Pooled, "idle", [])  # those that are idle do not know of this privacy
+    clients = on_ray(3, tmp_path)
+    clients.privacy = privacy
+    clients.shards._duties = replace(clients.shards._duties, privacy=privacy)
+    run = runner(Ditto(), clients, tmp_path, rounds=10, activity=0.6, eval_every=0)
+    reference = here()
+    reference.privacy = privacy
+    expected = runner(Ditto(), reference, tmp_path / "here", rounds=10, activity=0.6, eval_every=0)
+    clients.shards._work = np.ones(CLIENTS, np.int64)
+    helped = 0
+    for now in range(1, 9):
+        run.step()
+        expected.step()
+        cohort = run.schedule.cohort(SEED, now, CLIENTS)
+        helped += (clients.shards.trainers(cohort) != clients.shards.owner[cohort]).sum()
+    assert helped > 4
+    assert_close(state_of(run), state_of(expected))
+    for n, host in enumerate(clients.shards.hosts):
+        kept = cluster.get(host.__ray_call__.remote(lambda host, n=n: host._shards[n][1].store.slots))
+        assert set(np.flatnonzero(kept >= 0)) == set(clients.shards.ids[n]) & set(np.flatnonzero(run.active))
+    assert clients.shards.moved["put_rows_down"] == helped * (8 + clients.row_bytes)
+    for host in clients.shards.hosts:
+        cluster.kill(host)
+
+
+@pytest.mark.parametrize("name", ["selffl", "ditto"])
+def test_actors_that_have_their_own_clients_data_alone(cluster, tmp_path, name):
+    found = []
+    for clients, folder in ((here(), "stacked"), (on_ray(3, tmp_path / "ray", share=0), "ray")):
+        run = runner(ALGORITHMS[name](), clients, tmp_path / folder, rounds=10, eval_every=0)
+        for _ in range(3):
+            run.step()
+        found.append(state_of(run))
+        clients.close()
+    assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("name", ["fedavg", "persfl", "fedamp"])
 @pytest.mark.parametrize("models_mb", [1024, 0])
 def test_the_run_folder_is_the_same(cluster, tmp_path, name, models_mb):
@@ -352,7 +419,7 @@ class Forgetful(LocalClients):
 def test_an_actor_that_dies_in_a_round(cluster, tmp_path, name, saved):
     """Its clients are dropped from the round and then are as in the last checkpoint, or anew; the run goes on."""
     folder, algorithm = tmp_path / "ray", ALGORITHMS[name]()
-    clients = on_ray(2, folder)
+    clients = on_ray(2, folder, share=0)
     run = runner(algorithm, clients, folder, rounds=6, checkpoint_every=saved)
     reference = here(Forgetful)
     expected = runner(algorithm, reference, tmp_path / "here", rounds=6, checkpoint_every=saved)
@@ -377,9 +444,36 @@ def test_an_actor_that_dies_in_a_round(cluster, tmp_path, name, saved):
     clients.close()
 
 
+def test_an_actor_that_dies_while_it_helps_another(cluster, tmp_path):
+    """Those it helped keep their states; its own are as in the last checkpoint."""
+    clients = on_ray(2, tmp_path / "ray")
+    run = runner(Ditto(), clients, tmp_path / "ray", rounds=30, eval_every=0, checkpoint_every=1)
+    clients.shards._work = np.ones(CLIENTS, np.int64)
+    reference = here(Forgetful)
+    expected = runner(Ditto(), reference, tmp_path / "here", rounds=30, eval_every=0)
+    for now in range(1, 30):
+        cohort = run.schedule.cohort(SEED, now, CLIENTS)
+        trainer, owner = clients.shards.trainers(cohort), clients.shards.owner[cohort]
+        if now > 2 and ((trainer == 1) & (owner == 0)).any():
+            break
+        run.step()
+        expected.step()
+    gone = cohort[trainer == 1]
+    reference.victims, reference.dies_in, reference.older = gone, now, reference.rows(gone)
+    process = cluster.get(clients.shards.hosts[1].__ray_call__.remote(lambda host: os.getpid()))
+    clients.shards.hosts[1].__ray_call__.remote(lambda host: time.sleep(60))
+    threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
+    for _ in range(3):
+        run.step()
+        expected.step()
+    assert_close(state_of(run), state_of(expected))
+    assert set(run.folder.rounds()[now - 1]["dropped"]) == {f"c{i}" for i in gone}
+    clients.close()
+
+
 def test_an_actor_that_is_killed_while_it_works(cluster, tmp_path):
     """SIGKILL in the middle of a long round, of a process and not by Ray's own hand."""
-    clients = on_ray(2, tmp_path)
+    clients = on_ray(2, tmp_path, share=0)
     run = runner(FedAvg(), clients, tmp_path, rounds=9, activity=1.0, eval_every=0, checkpoint_every=1)
     run.step()
     before = clients.rows(clients.shards.ids[1])

@@ -51,6 +51,7 @@ distinct = st.lists(st.integers(0, CLIENTS - 1), unique=True, min_size=1, max_si
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("put"), distinct),
+        st.tuples(st.just("drop"), distinct),
         st.tuples(st.just("get"), st.lists(st.integers(0, CLIENTS - 1), max_size=12)),
     ),
     max_size=25,
@@ -79,6 +80,9 @@ def test_the_store_is_a_dictionary_with_a_default(make, steps):
             value += len(clients)
             store.put(ids(*clients), state_of(values))
             model.update(zip(clients, values, strict=True))
+        elif action == "drop":
+            store.drop(ids(*clients))
+            model = {client: kept for client, kept in model.items() if client not in clients}
         elif action == "get" and clients:
             assert_same(store.get(ids(*clients)), expected_of(model, clients))
         assert store.rows_used == len(model)

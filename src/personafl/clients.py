@@ -219,6 +219,11 @@ class LocalClients(Clients):
             self.releases[ids] = rows[RELEASES].numpy()
         self.store.put(ids, {name: value for name, value in rows.items() if name != RELEASES})
 
+    def drop(self, ids: Ints) -> None:
+        """Forget what these clients keep: they were here for a round."""
+        self.releases[ids] = 0
+        self.store.drop(ids)
+
     @property
     def row_bytes(self) -> int:
         return self.store.row_bytes + (8 if self.privacy is not None else 0)

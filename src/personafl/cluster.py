@@ -24,7 +24,7 @@ from personafl.algorithms.base import Algorithm, Local, Sent, State, Uploads
 from personafl.client_log import ClientLog
 from personafl.clients import AT_ONCE, RELEASES, Answers, Clients
 from personafl.cluster_actor import Arrays, Duties, View, arrays
-from personafl.cluster_shards import Shards, message_bytes
+from personafl.cluster_shards import Shards, by_value, message_bytes
 from personafl.cluster_start import require_ray
 from personafl.config import EngineSettings, RaySettings
 from personafl.engines.base import cores
@@ -88,10 +88,20 @@ class RayClients(Clients):
         self.shards.ask("start", dict.fromkeys(self.shards, (algorithm, theta0.numpy())))
 
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
-        places = self.shards.places(ids)
+        trainer = self.shards.trainers(ids)
+        places = by_value(trainer)
+        away = np.flatnonzero(trainer != self.shards.owner[ids])
+        if not self.row_bytes:
+            away = away[:0]  # they have nothing to bring along
+        states = self.rows(ids[away]) if len(away) else {}
         to_all = self.shards.put("train", arrays(sent.shared))
-        messages = {n: (round, ids[at], arrays(_rows(sent.each, at)), to_all) for n, at in places.items()}
+        messages = {}
+        for n, at in places.items():
+            guests = np.flatnonzero(trainer[away] == n)
+            own = ids[away[guests]], arrays(_rows(states, guests))
+            messages[n] = round, ids[at], arrays(_rows(sent.each, at)), to_all, *own
         found, gone = self.shards.answers("train", messages)
+        self._send_home([(messages[n][4], answer["guests"]) for n, answer in found.items() if answer["guests"]])
         answered = np.sort(np.concatenate([np.arange(0), *(places[n] for n in found)]))
         failed = np.sort(np.concatenate([np.arange(0), *(answer["failed"] for answer in found.values())]))
         steps = np.zeros(len(ids), np.int64)
@@ -102,6 +112,13 @@ class RayClients(Clients):
         uploads = self._uploads([found[n] for n in sorted(found)])
         bytes_up = sum(answer["bytes_up"] for answer in found.values())
         return Answers(uploads, ids[answered], steps[answered], failed, bytes_up, dict(sorted(dropped.items())))
+
+    def _send_home(self, guests: Sequence[tuple[Ints, Arrays]]) -> None:
+        """Give the states of clients that were trained elsewhere to their owners."""
+        if guests:
+            ids = np.concatenate([some for some, _ in guests])
+            rows = {name: np.concatenate([state[name] for _, state in guests]) for name in guests[0][1]}
+            self.shards.ask("put_rows", self._by_shard(ids, _tensors(rows)))
 
     def _uploads(self, answers: Sequence[Mapping[str, Any]]) -> Uploads:
         weights = self.algorithm.condensable

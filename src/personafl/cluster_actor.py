@@ -7,6 +7,7 @@ them about; clients have the numbers that they have on the driver.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,18 +52,25 @@ class Duties:
 
 @dataclass(frozen=True)
 class Shard:
-    """Some clients: who they are, and their samples; or where to read these."""
+    """Some clients: who they are, and their samples; or all samples, in a saved federation or in Ray's memory.
+
+    Attributes
+    ----------
+    everybody
+        Whether the clients are among all others: they have the numbers that they have on the driver then.
+    """
 
     ids: Ints
     fingerprint: str = ""
     path: str | None = None
     fields: dict[str, Any] = field(default_factory=dict)
+    everybody: bool = False
 
     @classmethod
     def of(cls, federation: Federation, ids: Ints, path: str | None) -> Shard:
         """These clients of a federation, by their samples, or by the path of the saved federation."""
         if path is not None:
-            return cls(ids, federation.fingerprint, path)
+            return cls(ids, federation.fingerprint, path, everybody=True)
         bounds = federation.bounds[ids]
         many = bounds[:, 3] - bounds[:, 0]
         starts = np.cumsum(many) - many
@@ -79,8 +87,9 @@ class Shard:
     def federation(self) -> Federation:
         """The clients' data: theirs alone, in memory; or everybody's, mapped."""
         if self.path is None:
-            # A copy: Ray's memory is for what is on its way.
-            x, y = (torch.tensor(self.fields[name]) for name in ("x", "y"))
+            # A copy of what is theirs alone: Ray's memory is for what is on its way, or for all.
+            made = _mapped if self.everybody else torch.tensor
+            x, y = (made(self.fields[name]) for name in ("x", "y"))
             return Federation(**{**self.fields, "x": x, "y": y}, scanned=True)
         federation = Federation.load(self.path)
         if federation.fingerprint != self.fingerprint:
@@ -112,25 +121,37 @@ class Host:
     def version(self) -> str:
         return __version__
 
-    def take(self, number: int, shard: Shard) -> None:
-        """Take a shard, whose clients begin with nothing."""
+    def take(self, number: int, shard: Shard, everybody: dict[str, Any] | None = None) -> None:
+        """Take a shard, whose clients begin with nothing; `everybody` are the fields of all in Ray's memory."""
+        if everybody is not None:
+            shard = Shard(shard.ids, fields=everybody, everybody=True)
         duties, federation = self.duties, shard.federation()
         engine, _ = make_engine(
             duties.engine, self.task, federation, duties.local, duties.seed, duties.memory, duties.threads,
             duties.device,
         )  # fmt: skip
         clients = LocalClients(engine, duties.state_memory, Path(tempfile.gettempdir()), duties.privacy)
-        self._shards[number] = Shard(shard.ids, path=shard.path), clients
+        self._shards[number] = Shard(shard.ids, everybody=shard.everybody), clients
 
     def start(self, number: int, algorithm: Algorithm, theta0: NDArray[Any]) -> None:
         clients = self._shards[number][1]
         clients.start(algorithm, torch.tensor(theta0).to(clients.device))
 
-    def train(self, number: int, round: int, ids: Ints, each: Arrays, shared: Arrays) -> dict[str, Any]:
-        """Train these clients; their uploads come as one row where the algorithm allows it."""
+    def train(
+        self, number: int, round: int, ids: Ints, each: Arrays, shared: Arrays, guests: Ints, theirs: Arrays
+    ) -> dict[str, Any]:
+        """Train these clients; their uploads come as one row where the algorithm allows it.
+
+        `guests` among them belong to other shards: they bring their states and take them along again.
+        """
         clients = self._shards[number][1]
         sent = Sent(self._tensors(shared), self._tensors(each))
+        if len(guests):
+            clients.put_rows(guests, self._tensors(theirs))
         answers = clients.train(round, self._local(number, ids), sent)
+        if len(guests):
+            theirs = arrays(clients.rows(guests))
+            clients.drop(guests)
         uploads, weights = answers.uploads, clients.algorithm.condensable
         if weights is not None and len(uploads):
             uploads = uploads.condense(weights)
@@ -142,6 +163,7 @@ class Host:
             "steps": answers.steps,
             "failed": self._global(number, answers.failed),
             "bytes_up": answers.bytes_up,
+            "guests": theirs,
         }
 
     def measure(self, number: int, view: View, shared: dict[str, Any]) -> Columns:
@@ -174,13 +196,13 @@ class Host:
     # --- numbers and arrays --------------------------------------------------------------------------------
 
     def _local(self, number: int, ids: Ints) -> Ints:
-        """The numbers that clients have here: a mapped federation has everybody, and its numbers are the driver's."""
+        """The numbers that clients have here."""
         shard = self._shards[number][0]
-        return ids if shard.path is not None else np.searchsorted(shard.ids, ids).astype(np.int64)
+        return ids if shard.everybody else np.searchsorted(shard.ids, ids).astype(np.int64)
 
     def _global(self, number: int, local: Ints) -> Ints:
         shard = self._shards[number][0]
-        return local if shard.path is not None else shard.ids[local]
+        return local if shard.everybody else shard.ids[local]
 
     def _tensors(self, state: Mapping[str, NDArray[Any]]) -> State:
         """Copies: what Ray hands out may not be written to."""
@@ -200,6 +222,13 @@ class Host:
             return Sent(to_all, {name: value.index_select(0, at) for name, value in each.items()})
 
         return Moment(view.round, view.last, send, common, kept)
+
+
+def _mapped(array: NDArray[Any]) -> Tensor:
+    """Memory of Ray's as a tensor. It is for reading only, and nobody writes to samples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def arrays(state: Mapping[str, Tensor]) -> Arrays:

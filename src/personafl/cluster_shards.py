@@ -51,14 +51,16 @@ class Shards:
 
     Attributes
     ----------
-    ids
-        The numbers of the clients of each shard.
+    ids, owner
+        The numbers of the clients of each shard, and the shard of each client.
     moved
         Bytes that went between driver and actors, by what they were for: `train_down`, `train_up`, `measure_down`, …
         What goes to all actors counts once: Ray moves it once to each machine.
     """
 
     patience = 30.0
+    worth = 20_000_000  # samples × parameters: where two actors have less between them, help costs more than it brings
+    share = 0.6  # of Ray's memory, for samples that all actors of one machine read there; the rest is for messages
 
     def __init__(
         self, federation: Federation, duties: Duties, settings: RaySettings, bring_back: Callable[[list[int]], str]
@@ -92,19 +94,34 @@ class Shards:
         self._actor = ray.remote(Host).options(
             num_cpus=cpus, num_gpus=self._settings.gpus_per_actor, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        self.ids = deal(duties.local, self._federation.sizes("train"), count)
-        self._owner = np.zeros(len(self._federation), np.int32)
+        self._parameters = sum(parameter.numel() for parameter in duties.module.parameters())
+        self._work = work(duties.local, self._federation.sizes("train"))
+        self.ids = deal(self._work, self._federation.sizes("train"), count)
+        self.owner = np.zeros(len(self._federation), np.int64)
         for n, ids in enumerate(self.ids):
-            self._owner[ids] = n
+            self.owner[ids] = n
         self._deaths = [0] * count
         self.hosts = [self._new_host() for _ in range(count)]
         self._wait_for_actors(ray)
+        self._everybody = self._in_one_memory(ray)
         self._send(list(self))
 
     def places(self, ids: Ints) -> dict[int, Ints]:
         """Which of these clients each shard owns: their places among `ids`."""
-        owner = self._owner[ids]
-        return {int(n): np.flatnonzero(owner == n) for n in np.unique(owner)}
+        return by_value(self.owner[ids])
+
+    def trainers(self, ids: Ints) -> Ints:
+        """The shard that is to train each of these clients.
+
+        That is its own, but where actors can read everybody's data, those who own fewer of a cohort help the others.
+        """
+        owner = self.owner[ids]
+        if self._everybody is None and self._settings.data is None:
+            return owner
+        first = {host: n for n, host in reversed(list(enumerate(self.hosts)))}  # an actor may have several shards
+        home = np.array([first[host] for host in self.hosts])
+        trainer = even(home[owner], self._work[ids], list(first.values()), self.worth / self._parameters)
+        return np.where(trainer == home[owner], owner, trainer)
 
     def put(self, purpose: str, value: Any) -> Any:
         """What goes to all actors: written to the object store once."""
@@ -194,10 +211,24 @@ class Shards:
             found = ", ".join(sorted(versions))
             raise RunError(f"the cluster has personafl {found}, and here is {__version__}: install one and the same")
 
+    def _in_one_memory(self, ray: Any) -> Any:
+        """Everybody's samples in the memory of the one machine that there is, if there is room for them."""
+        size = self._federation.x.nbytes + self._federation.y.nbytes
+        room = size <= self.share * ray.available_resources().get("object_store_memory", 0)
+        one = sum(node["Alive"] for node in ray.nodes()) == 1
+        if self._settings.data is not None or self._settings.gpus_per_actor or not (room and one):
+            return None
+        fields = Shard.of(self._federation, np.arange(len(self._federation)), None).fields
+        self.moved["take_down"] += message_bytes(fields)
+        return ray.put(fields)
+
     def _send(self, numbers: list[int]) -> None:
         """Send shards to their actors."""
         import ray
 
+        if self._everybody is not None:
+            self.tell("take", {n: (Shard(self.ids[n]), self._everybody) for n in numbers})
+            return
         waiting: dict[int, tuple[Any, ...]] = {}
         many = 0
         for n in numbers:
@@ -250,14 +281,19 @@ class Shards:
         return min(left, key=self.hosts.count)
 
 
-def deal(local: Local, samples: Ints, count: int) -> list[Ints]:
+def work(local: Local, samples: Ints) -> Ints:
+    """On how many samples clients train in a round."""
+    if local.epochs is not None:
+        return samples
+    return local.default_steps(samples) * (samples if local.batch_size == 0 else np.minimum(samples, local.batch_size))
+
+
+def deal(work: Ints, samples: Ints, count: int) -> list[Ints]:
     """Who goes to which shard, so that all train on equally many samples in a round, and hold equally many.
 
-    >>> [ids.tolist() for ids in deal(Local(epochs=1, batch_size=10), np.array([50, 10, 20, 20]), 2)]
+    >>> [ids.tolist() for ids in deal(np.array([50, 10, 20, 20]), np.array([50, 10, 20, 20]), 2)]
     [[0], [1, 2, 3]]
     """
-    size = samples if local.batch_size == 0 else np.minimum(samples, local.batch_size)
-    work = samples if local.epochs is not None else local.default_steps(samples) * size
     shards: list[list[int]] = [[] for _ in range(count)]
     least = [(0, 0, n) for n in range(count)]
     for i in np.lexsort((-samples, -work)).tolist():
@@ -265,6 +301,33 @@ def deal(local: Local, samples: Ints, count: int) -> list[Ints]:
         heapq.heapreplace(least, (done + int(work[i]), held + int(samples[i]), n))
         shards[n].append(i)
     return [np.sort(np.array(ids, np.int64)) for ids in shards]
+
+
+def even(owner: Ints, work: Ints, workers: list[int], worth: float = 0) -> Ints:
+    """Who trains each client: its owner, but for as few as it takes to give all workers about the same work.
+
+    About: to a twentieth, or to `worth` if that is more.
+
+    >>> even(np.array([0, 0, 0, 0, 1]), np.array([5, 5, 5, 5, 5]), [0, 1]).tolist()
+    [1, 0, 0, 0, 1]
+    """
+    trainer = owner.copy()
+    load = {n: int(work[owner == n].sum()) for n in workers}
+    while True:
+        most, least = max(load, key=load.__getitem__), min(load, key=load.__getitem__)
+        gap = load[most] - load[least]
+        theirs = np.flatnonzero((trainer == most) & (work < gap))
+        if not len(theirs) or gap < max(0.05 * load[most], worth):
+            return trainer
+        i = theirs[np.argmin(np.abs(work[theirs] - gap / 2))]
+        trainer[i] = least
+        load[most] -= int(work[i])
+        load[least] += int(work[i])
+
+
+def by_value(numbers: Ints) -> dict[int, Ints]:
+    """The places of each number."""
+    return {int(n): np.flatnonzero(numbers == n) for n in np.unique(numbers)}
 
 
 def message_bytes(value: Any) -> int:

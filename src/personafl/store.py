@@ -46,12 +46,17 @@ class ClientStore:
     def __init__(self, default: State, clients: int, memory: int = 1024, folder: Path | None = None) -> None:
         self.default = {name: value.clone() for name, value in default.items()}
         self.slots: Ids = np.full(clients, -1, np.int64)
-        self.rows_used = 0
+        self._taken = 0  # slots that were ever given out
+        self._free: Ids = np.arange(0)  # of these, those whose client was dropped
         self.row_bytes = sum(value.numel() * value.element_size() for value in default.values())
         self.blocks: list[State] = []
         self.mapped = 0
         self._block_rows = min(clients, max(1, BLOCK // max(self.row_bytes, 1)))
         self._memory, self._folder = memory * 2**20, folder
+
+    @property
+    def rows_used(self) -> int:
+        return self._taken - len(self._free)
 
     def known(self, ids: Ids) -> NDArray[np.bool_]:
         """Which of these clients have a row."""
@@ -76,14 +81,22 @@ class ClientStore:
             raise ValueError("a client is named twice")
         new = ids[self.slots[ids] < 0]
         if len(new):
-            self._reserve(self.rows_used + len(new))
-            self.slots[new] = np.arange(self.rows_used, self.rows_used + len(new))
-            self.rows_used += len(new)
+            again, self._free = self._free[: len(new)], self._free[len(new) :]
+            more = np.arange(self._taken, self._taken + len(new) - len(again))
+            self._reserve(self._taken + len(more))
+            self._taken += len(more)
+            self.slots[new] = np.concatenate([again, more])
         pieces = self._pieces(self.slots[ids])
         for block, source, to in pieces:
             for name, rows in self.blocks[block].items():
                 value = state[name] if len(pieces) == 1 else state[name].index_select(0, source.to(state[name].device))
                 rows.index_copy_(0, to.to(rows.device), value.to(rows.device))
+
+    def drop(self, ids: Ids) -> None:
+        """Forget the states of these clients."""
+        gone = ids[self.known(ids)]
+        self._free = np.concatenate([self._free, self.slots[gone]])
+        self.slots[gone] = -1
 
     def _pieces(self, slots: Ids) -> list[tuple[int, Tensor, Tensor]]:
         """Which blocks these slots lie in: its number, the places among the slots, the rows of the block."""
