@@ -1,11 +1,11 @@
 """What actors bring, and what they cost: rounds on Ray beside rounds on the stacked engine.
 
-    python benchmarks/ray_actors.py [--rounds 20] [--repeat 3] [--jobs c b] [--json]
+    python benchmarks/ray_actors.py [--rounds 20] [--jobs c b] [--json]
 
 Two jobs of `personafl bench`: the CNN (20 of 100 clients active, 20 steps each), which is worth spreading, and the
 logistic regression on MNIST (100 of 1,000), whose rounds are so short that it is not. Each is trained by FedAvg with
-one and with two actors of one CPU each, and by the stacked engine in this process with one thread and with two, in
-turn, so that a noisy machine disturbs all alike; of several repetitions the smallest time counts.
+one and with two actors of one CPU each, and by the stacked engine in this process with one thread and with two. They
+take turns round by round, so that a noisy machine disturbs all alike; the median counts, and the least is shown beside.
 
 A round's time is that of the clients' work and the aggregation: without evaluation, checkpoints, and the start of Ray
 and its actors, which is shown apart. Bytes are those of a round between driver and actors, and what they should be: the
@@ -20,15 +20,18 @@ import json
 import logging
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import ray
 import torch
 
 from personafl.algorithms import FedAvg
 from personafl.bench.jobs import JOBS, Job
 from personafl.clients import Clients, LocalClients
 from personafl.cluster import RayClients
+from personafl.cluster_start import _only_here
 from personafl.config import EngineSettings, RaySettings
 from personafl.engines.base import torch_threads
 from personafl.engines.batches import Ints
@@ -43,54 +46,53 @@ WARM = 2
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=20)
-    arguments.add_argument("--repeat", type=int, default=3)
     arguments.add_argument("--jobs", nargs="+", choices=["b", "c"], default=["c", "b"])
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
     logging.getLogger("personafl").setLevel(logging.ERROR)
-    results = {key: measure(JOBS[key], given.rounds, given.repeat) for key in given.jobs}
+    with _only_here(True):  # three actors, of which one or two work at a time
+        ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    results = {key: measure(JOBS[key], given.rounds) for key in given.jobs}
     print(json.dumps(results) if given.json else "\n\n".join(table(JOBS[key], found) for key, found in results.items()))
 
 
-def measure(job: Job, rounds: int, repeat: int) -> dict[str, dict[str, float]]:
-    """Seconds of a round by who does it, the best of several repetitions; bytes where they are moved."""
+def measure(job: Job, rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of a round by who does it; bytes where they are moved."""
     ways = {"stacked, 1 thread": ("stacked", 1), "stacked, 2 threads": ("stacked", 2),
             "ray, 1 actor": ("ray", 1), "ray, 2 actors": ("ray", 2)}  # fmt: skip
-    found: dict[str, dict[str, float]] = {}
-    for _ in range(repeat):
+    schedule = Schedule(WARM + rounds + 1, job.active / job.clients, eval_every=0, checkpoint_every=0)
+    with ExitStack() as stack:
+        folder = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        found, runners = {}, {}
         for name, (engine, many) in ways.items():
-            now = timed(job, engine, many, rounds)
-            before = found.setdefault(name, now)
-            found[name] = now | {"seconds": min(now["seconds"], before["seconds"])}
+            begun = time.perf_counter()
+            clients = clients_of(job, engine, many, folder)
+            stack.callback(clients.close)
+            runners[name] = Runner(FedAvg(), clients, schedule, folder, {})
+            found[name] = {"start": time.perf_counter() - begun}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for now in range(WARM + rounds):
+            for name, runner in runners.items():
+                if now == WARM and isinstance(runner.clients, RayClients):
+                    runner.clients.shards.moved.clear()
+                with torch_threads(runner.clients.threads), torch.no_grad():
+                    begun = time.perf_counter()
+                    runner.step()
+                    times[name].append(time.perf_counter() - begun)
+        cohorts = [schedule.cohort(0, WARM + 1 + r, job.clients) for r in range(rounds)]
+        for name, runner in runners.items():
+            found[name] |= {"seconds": float(np.median(times[name][WARM:])), "least": min(times[name][WARM:])}
+            if isinstance(runner.clients, RayClients):
+                found[name] |= bytes_of(runner.clients, job, cohorts)
     return found
 
 
-def timed(job: Job, engine: str, many: int, rounds: int) -> dict[str, float]:
+def clients_of(job: Job, engine: str, many: int, folder: RunFolder) -> Clients:
     federation, task = job.federation(), job.task()
-    schedule = Schedule(WARM + rounds + 1, job.active / job.clients, eval_every=0, checkpoint_every=0)
-    with tempfile.TemporaryDirectory() as name:
-        folder, begun = RunFolder(Path(name)), time.perf_counter()
-        clients: Clients
-        if engine == "ray":
-            settings = EngineSettings("ray", threads=1), RaySettings(actors=many, cpus_per_actor=1)
-            clients = RayClients(federation, task, job.local, 0, folder, *settings)
-        else:
-            clients = LocalClients(StackedEngine(task, federation, job.local, 0, threads=many))
-        runner = Runner(FedAvg(), clients, schedule, folder, {})
-        out = {"start": time.perf_counter() - begun}
-        with torch_threads(clients.threads), torch.no_grad():
-            for _ in range(WARM):
-                runner.step()
-            if isinstance(clients, RayClients):
-                clients.shards.moved.clear()
-            begun = time.perf_counter()
-            for _ in range(rounds):
-                runner.step()
-            out["seconds"] = (time.perf_counter() - begun) / rounds
-        if isinstance(clients, RayClients):
-            out |= bytes_of(clients, job, [schedule.cohort(0, WARM + 1 + r, job.clients) for r in range(rounds)])
-        clients.close()
-    return out
+    if engine == "stacked":
+        return LocalClients(StackedEngine(task, federation, job.local, 0, threads=many))
+    settings = EngineSettings("ray", threads=1), RaySettings(actors=many, cpus_per_actor=1)
+    return RayClients(federation, task, job.local, 0, folder, *settings)
 
 
 def bytes_of(clients: RayClients, job: Job, cohorts: list[Ints]) -> dict[str, float]:
@@ -114,11 +116,11 @@ def table(job: Job, found: dict[str, dict[str, float]]) -> str:
     lines = [
         job.about,
         "",
-        "| | round, ms | start, s | bytes down | predicted | bytes up | predicted |",
-        "|-" * 7 + "|",
+        "| | round, ms | least | start, s | bytes down | predicted | bytes up | predicted |",
+        "|-" * 8 + "|",
     ]
     for name, now in found.items():
-        cells = [f"{1e3 * now['seconds']:.1f}", f"{now['start']:.1f}"]
+        cells = [f"{1e3 * now['seconds']:.1f}", f"{1e3 * now['least']:.1f}", f"{now['start']:.1f}"]
         cells += [f"{now[key]:,.0f}" if key in now else "" for key in ("down", "down_predicted", "up", "up_predicted")]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     seconds = {name: now["seconds"] for name, now in found.items()}

@@ -118,7 +118,7 @@ class RayClients(Clients):
         if guests:
             ids = np.concatenate([some for some, _ in guests])
             rows = {name: np.concatenate([state[name] for _, state in guests]) for name in guests[0][1]}
-            self.shards.ask("put_rows", self._by_shard(ids, _tensors(rows)))
+            self.shards.tell_soon("put_rows", self._by_shard(ids, _tensors(rows)))
 
     def _uploads(self, answers: Sequence[Mapping[str, Any]]) -> Uploads:
         weights = self.algorithm.condensable

@@ -69,6 +69,7 @@ class Shards:
         self.ids: list[Ints] = []
         self.moved: Counter[str] = Counter()
         self.hosts: list[Any] = []  # of each shard; a host may have several
+        self._told_soon: list[Any] = []
         self._connection = ExitStack()
 
     def __iter__(self) -> Iterator[int]:
@@ -153,6 +154,7 @@ class Shards:
                 gone[n] = _reason(error)
             except ray.exceptions.RayTaskError as error:
                 raise _cause(error) from None
+        self._check_told(ray)
         self.moved[f"{method}_down"] += message_bytes([messages[n] for n in found])
         self.moved[f"{method}_up"] += message_bytes(list(found.values()))
         if gone:
@@ -167,6 +169,21 @@ class Shards:
             ray.get([getattr(self.hosts[n], method).remote(n, *message) for n, message in messages.items()])
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from None
+
+    def tell_soon(self, method: str, messages: Messages) -> None:
+        """Have shards do something before whatever they are asked next; one whose actor dies will not have done it."""
+        self._told_soon += [getattr(self.hosts[n], method).remote(n, *message) for n, message in messages.items()]
+        self.moved[f"{method}_down"] += message_bytes(list(messages.values()))
+
+    def _check_told(self, ray: Any) -> None:
+        told, self._told_soon = self._told_soon, []
+        for done in told:
+            try:
+                ray.get(done)
+            except _lost():
+                continue  # it will be noticed when it is asked for something
+            except ray.exceptions.RayTaskError as error:
+                raise _cause(error) from None
 
     def close(self) -> None:
         """End the actors, and the Ray that was started for them; a cluster goes on."""
@@ -316,7 +333,7 @@ def even(owner: Ints, work: Ints, workers: list[int], worth: float = 0) -> Ints:
     while True:
         most, least = max(load, key=load.__getitem__), min(load, key=load.__getitem__)
         gap = load[most] - load[least]
-        theirs = np.flatnonzero((trainer == most) & (work < gap))
+        theirs = np.flatnonzero((trainer == most) & (work > 0) & (work < gap))
         if not len(theirs) or gap < max(0.05 * load[most], worth):
             return trainer
         i = theirs[np.argmin(np.abs(work[theirs] - gap / 2))]
