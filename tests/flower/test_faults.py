@@ -341,18 +341,23 @@ class PowerCut(BaseException):
     pass
 
 
+def power_cut(round: int):
+    """The server breaks down when a site hears or says something of this round's training."""
+
+    def cut(message: Message) -> Message:
+        if is_training(message, round):
+            raise PowerCut
+        return message
+
+    return cut
+
+
 @pytest.mark.parametrize("algorithm", ["ditto", "fedamp", "selffl"])
 def test_a_server_that_breaks_down_loses_at_most_the_round_in_flight(tmp_path, algorithm):
     data = federation()
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))
     _, node = node_of(grid, "site-6")
-
-    def cut(message: Message) -> Message:
-        if is_training(message, 3):
-            raise PowerCut
-        return message
-
-    node.hears = cut
+    node.hears = power_cut(3)
     with pytest.raises(PowerCut):
         flower(tmp_path / "flower", grid, algorithm)
     assert list((tmp_path / "sites" / "site-2").glob("state/*/round-000003.safetensors"))  # it had trained already
@@ -375,13 +380,7 @@ def test_sites_can_go_back_behind_a_damaged_checkpoint(tmp_path):
     data = federation()
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))
     _, node = node_of(grid, "site-2")
-
-    def cut(message: Message) -> Message:
-        if is_training(message, 5):
-            raise PowerCut
-        return message
-
-    node.says = cut
+    node.says = power_cut(5)
     with pytest.raises(PowerCut):
         flower(tmp_path / "flower", grid, "ditto", rounds=5)
     newest = tmp_path / "flower" / "run" / "checkpoint" / "round-000004.safetensors"

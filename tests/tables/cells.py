@@ -1,6 +1,8 @@
 """One cell of a table at reduced size: what the tests of tables have in common."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,16 @@ def use_real_data(monkeypatch, table: str) -> None:
         monkeypatch.setenv("PERSONAFL_DATA", str(REAL))
     if lacking := missing(TABLES[table]):
         pytest.skip(f"{', '.join(lacking)} is neither in the directory of PERSONAFL_DATA nor in ../shared/data")
+
+
+@contextmanager
+def first_stage(table: str, part: str, method: str, folder: Path) -> Iterator[Found]:
+    """What later stages of a table start from: the model of its first."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_real_data(patch, table)
+        found = Found(quick=True)
+        found.runs[part] = {method: {0: run_cell(table, part, method, folder, found=found)}}
+        yield found
 
 
 def run_cell(table: str, part: str, method: str, folder: Path, seed: int = 0, found: Found | None = None) -> Run:

@@ -7,7 +7,7 @@ import torch
 from personafl.federation import Federation
 from personafl.tables import selffl_sent140
 from personafl.tables.table import Found
-from tests.tables.cells import run_cell, use_real_data
+from tests.tables.cells import first_stage, run_cell
 
 TOLERANCE = 5e-4
 """Of the mean loss, which sums in another order change by far less; accuracy is that of a few tweets."""
@@ -15,12 +15,7 @@ TOLERANCE = 5e-4
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        use_real_data(patch, "selffl-sent140")
-        found = Found(quick=True)
-        folder = tmp_path_factory.mktemp("warm")
-        run = run_cell("selffl-sent140", "warm start", "fedavg", folder, found=found)
-        found.runs["warm start"] = {"fedavg": {0: run}}
+    with first_stage("selffl-sent140", "warm start", "fedavg", tmp_path_factory.mktemp("first")) as found:
         yield found
 
 

@@ -9,7 +9,7 @@ import pytest
 from personafl.tables import selffl_wakeword
 from personafl.tables.false_alarms import heard
 from personafl.tables.table import Found
-from tests.tables.cells import run_cell, use_real_data
+from tests.tables.cells import first_stage, run_cell
 
 TOLERANCE = 1e-4
 """Of the mean loss, which sums in another order change by far less; so short a training hardly moves accuracy."""
@@ -17,12 +17,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def pooled(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        use_real_data(patch, "selffl-wakeword")
-        found = Found(quick=True)
-        folder = tmp_path_factory.mktemp("pooled")
-        run = run_cell("selffl-wakeword", "pooled model", "pooled", folder, found=found)
-        found.runs["pooled model"] = {"pooled": {0: run}}
+    with first_stage("selffl-wakeword", "pooled model", "pooled", tmp_path_factory.mktemp("first")) as found:
         yield found
 
 

@@ -17,6 +17,19 @@ function fill(node, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+// A table that scrolls where the page is narrow; `head` are titles, cells of their own, or nothing.
+const scrolling = (label, head, rows) =>
+  el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, head.map((h) => (typeof h === "string" ? el("th", { scope: "col" }, h) : h)))),
+      el("tbody", {}, rows),
+    ),
+  );
+
 // --- numbers --------------------------------------------------------------------------------------------------
 
 const known = (v) => v !== null && v !== undefined;

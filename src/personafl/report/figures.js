@@ -488,37 +488,22 @@ function drawMoved(points, from, to) {
   const part = (title, rows) => [
     el("h3", {}, title),
     rows.length
-      ? el(
-          "div",
-          { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
-          el(
-            "table",
-            {},
+      ? scrolling(
+          title,
+          [
+            "client",
+            several ? el("th", { scope: "col", class: "text" }, "federation") : null,
+            ...[from.name, to.name, "difference"].map((t) => short(t, 18)),
+          ],
+          rows.map((p) =>
             el(
-              "thead",
+              "tr",
               {},
-              el(
-                "tr",
-                {},
-                el("th", { scope: "col" }, "client"),
-                several ? el("th", { scope: "col", class: "text" }, "federation") : null,
-                [from.name, to.name, "difference"].map((t) => el("th", { scope: "col" }, short(t, 18))),
-              ),
-            ),
-            el(
-              "tbody",
-              {},
-              rows.map((p) =>
-                el(
-                  "tr",
-                  {},
-                  el("th", { scope: "row" }, p.id),
-                  several ? el("td", { class: "text" }, p.seed) : null,
-                  el("td", {}, fixed(p.a, data.measure.digits)),
-                  el("td", {}, fixed(p.b, data.measure.digits)),
-                  el("td", {}, (p.b > p.a ? "+" : "") + fixed(p.b - p.a, data.measure.digits)),
-                ),
-              ),
+              el("th", { scope: "row" }, p.id),
+              several ? el("td", { class: "text" }, p.seed) : null,
+              el("td", {}, fixed(p.a, data.measure.digits)),
+              el("td", {}, fixed(p.b, data.measure.digits)),
+              el("td", {}, (p.b > p.a ? "+" : "") + fixed(p.b - p.a, data.measure.digits)),
             ),
           ),
         )

@@ -191,40 +191,16 @@ function drawDistillation() {
 function drawRates() {
   const who = ["personal", "global"].filter((w) => data.detection.some((d) => d[w])),
     cell = (v) => el("td", {}, known(v) ? fixed(100 * v, 2) : "–");
-  byId("det-table").replaceChildren(
+  const titles = who.map((w) => `equal error rate %, ${w === "personal" ? "personalized" : "global"} model`);
+  const rows = data.detection.map((d) =>
     el(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Equal error rates" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            el("th", { scope: "col" }, "method"),
-            who.map((w) =>
-              el("th", { scope: "col" }, `equal error rate %, ${w === "personal" ? "personalized" : "global"} model`),
-            ),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          data.detection.map((d) =>
-            el(
-              "tr",
-              {},
-              methodCell(d.method),
-              who.map((w) => cell(d[w]?.equal_error_rate)),
-            ),
-          ),
-        ),
-      ),
+      "tr",
+      {},
+      methodCell(d.method),
+      who.map((w) => cell(d[w]?.equal_error_rate)),
     ),
   );
+  byId("det-table").replaceChildren(scrolling("Equal error rates", ["method", ...titles], rows));
 }
 
 function drawOrigin() {
@@ -239,35 +215,18 @@ function drawOrigin() {
     return done === runs.length ? "finished" : `${done} of ${runs.length} finished`;
   };
   byId("methods").replaceChildren(
-    el(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Methods" },
-      el(
-        "table",
-        {},
+    scrolling(
+      "Methods",
+      ["method", "algorithm", "seeds", "runs", "parameters"],
+      data.methods.map((m, i) =>
         el(
-          "thead",
+          "tr",
           {},
-          el(
-            "tr",
-            {},
-            ["method", "algorithm", "seeds", "runs", "parameters"].map((t) => el("th", { scope: "col" }, t)),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          data.methods.map((m, i) =>
-            el(
-              "tr",
-              {},
-              methodCell(i),
-              el("td", {}, m.algorithm),
-              el("td", {}, m.seeds.join(", ")),
-              el("td", {}, states(i)),
-              el("td", {}, list(m.settings)),
-            ),
-          ),
+          methodCell(i),
+          el("td", {}, m.algorithm),
+          el("td", {}, m.seeds.join(", ")),
+          el("td", {}, states(i)),
+          el("td", {}, list(m.settings)),
         ),
       ),
     ),
@@ -277,48 +236,31 @@ function drawOrigin() {
       ? [
           el("h3", {}, "What was searched"),
           el("p", { class: "caption" }, "Chosen on validation data, never on test data."),
-          el(
-            "div",
-            { class: "scroll", tabindex: "0", role: "region", "aria-label": "What was searched" },
-            el(
-              "table",
-              {},
-              el(
-                "thead",
-                {},
-                el(
+          scrolling(
+            "What was searched",
+            ["method", "settings", "score", "seconds of training", ""],
+            data.searches.flatMap((s) =>
+              s.trials.map((t) => {
+                const accuracy = s.measure.endsWith("accuracy"),
+                  same = JSON.stringify(t.settings) === JSON.stringify(s.chosen);
+                return el(
                   "tr",
                   {},
-                  ["method", "settings", "score", "seconds of training", ""].map((t) => el("th", { scope: "col" }, t)),
-                ),
-              ),
-              el(
-                "tbody",
-                {},
-                data.searches.flatMap((s) =>
-                  s.trials.map((t) => {
-                    const accuracy = s.measure.endsWith("accuracy"),
-                      same = JSON.stringify(t.settings) === JSON.stringify(s.chosen);
-                    return el(
-                      "tr",
-                      {},
-                      el("th", { scope: "row" }, s.method),
-                      el("td", {}, list(t.settings)),
-                      el(
-                        "td",
-                        {},
-                        known(t.score)
-                          ? accuracy
-                            ? `${fixed(100 * t.score, 2)} % validation accuracy`
-                            : `${fixed(-t.score, 4)} validation loss`
-                          : "failed",
-                      ),
-                      el("td", {}, fixed(t.seconds, 1)),
-                      el("td", {}, same ? "chosen" : ""),
-                    );
-                  }),
-                ),
-              ),
+                  el("th", { scope: "row" }, s.method),
+                  el("td", {}, list(t.settings)),
+                  el(
+                    "td",
+                    {},
+                    known(t.score)
+                      ? accuracy
+                        ? `${fixed(100 * t.score, 2)} % validation accuracy`
+                        : `${fixed(-t.score, 4)} validation loss`
+                      : "failed",
+                  ),
+                  el("td", {}, fixed(t.seconds, 1)),
+                  el("td", {}, same ? "chosen" : ""),
+                );
+              }),
             ),
           ),
           el(

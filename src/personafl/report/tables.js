@@ -52,25 +52,7 @@ function metricTable(title, columns) {
     "div",
     { class: "block" },
     el("h3", {}, title),
-    el(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            el("th", { scope: "col" }, "method"),
-            columns.map((c) => el("th", { scope: "col" }, c.title)),
-          ),
-        ),
-        el("tbody", {}, body),
-      ),
-    ),
+    scrolling(title, ["method", ...columns.map((c) => c.title)], body),
     el(
       "dl",
       { class: "terms" },
@@ -100,47 +82,30 @@ function drawNumbers() {
       "div",
       { class: "block" },
       el("h3", {}, `Against the best, ${judged.best}`),
-      el(
-        "div",
-        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Against the best" },
-        el(
-          "table",
-          {},
+      scrolling(
+        "Against the best",
+        [
+          "method",
+          percent ? "mean difference, points" : "mean difference of −loss",
+          "p",
+          "p (Holm)",
+          "paired clients",
+          "significantly worse",
+        ],
+        judged.differences.map((d) =>
           el(
-            "thead",
+            "tr",
             {},
+            methodCell(data.methods.findIndex((m) => m.name === d.method)),
             el(
-              "tr",
+              "td",
               {},
-              [
-                "method",
-                percent ? "mean difference, points" : "mean difference of −loss",
-                "p",
-                "p (Holm)",
-                "paired clients",
-                "significantly worse",
-              ].map((t) => el("th", { scope: "col" }, t)),
+              fixed(known(d.mean_difference) ? d.mean_difference * data.measure.scale : null, percent ? 2 : 4),
             ),
-          ),
-          el(
-            "tbody",
-            {},
-            judged.differences.map((d) =>
-              el(
-                "tr",
-                {},
-                methodCell(data.methods.findIndex((m) => m.name === d.method)),
-                el(
-                  "td",
-                  {},
-                  fixed(known(d.mean_difference) ? d.mean_difference * data.measure.scale : null, percent ? 2 : 4),
-                ),
-                el("td", {}, p(d.p)),
-                el("td", {}, p(d.p_holm)),
-                el("td", {}, brief(d.pairs)),
-                el("td", {}, d.significant ? "yes" : "no"),
-              ),
-            ),
+            el("td", {}, p(d.p)),
+            el("td", {}, p(d.p_holm)),
+            el("td", {}, brief(d.pairs)),
+            el("td", {}, d.significant ? "yes" : "no"),
           ),
         ),
       ),
