@@ -112,6 +112,12 @@ def test_one_class_alone_and_no_test_samples_are_warnings(site):
     assert found["labels"].state == found["splits"].state == "warning" and not bad(site)
 
 
+def test_the_folder_is_enough_and_so_is_being_in_it(site, monkeypatch):
+    assert CliRunner().invoke(app, ["site", "check", str(site)]).exit_code == 0
+    monkeypatch.chdir(site)
+    assert CliRunner().invoke(app, ["site", "check"]).exit_code == 0
+
+
 def test_the_command_has_an_exit_code_and_json(site):
     done = CliRunner().invoke(app, ["site", "check", str(site / "site.toml")])
     assert done.exit_code == 0 and "north" in done.stdout

@@ -23,7 +23,9 @@ def _group() -> None:
 
 @site.command()
 def check(
-    config: Annotated[Path, typer.Argument(help="The site's site.toml.", metavar="SITE.toml", readable=False)],
+    config: Annotated[
+        Path, typer.Argument(help="The site's site.toml, or its folder.", metavar="[SITE.toml]", readable=False)
+    ] = Path("site.toml"),
     connect: Annotated[
         bool, typer.Option("--connect", help="Also make a TLS connection to the federation, and close it.")
     ] = False,
@@ -35,9 +37,9 @@ def check(
 
     Examples:
 
-      personafl site check site.toml
+      personafl site check
 
-      personafl site check site.toml --connect --json
+      personafl site check sites/north/site.toml --connect --json
     """
     need_flower()
     from personafl.deploy import check_site

@@ -48,7 +48,7 @@ def check_site(path: Path, connect: bool = False) -> list[Finding]:
     Parameters
     ----------
     path : Path
-        The site's site.toml. Its keys, certificate and connection.env are beside it.
+        The site's site.toml, or its folder. Its keys, certificate and connection.env are beside it.
     connect : bool
         Also make a TLS connection to the federation's address, and close it: nothing is sent.
 
@@ -57,6 +57,7 @@ def check_site(path: Path, connect: bool = False) -> list[Finding]:
     list of Finding
         What is `bad` keeps the site from joining, a `warning` does not.
     """
+    path = path / "site.toml" if path.is_dir() else path
     if not path.is_file():
         raise ConfigError(f"there is no file {path}: name the site.toml of a folder that the operator handed out")
     folder = path.resolve().parent
