@@ -71,6 +71,11 @@ def test_a_claim_about_a_part_that_was_not_run_is_not_measured():
     assert claim.decide(numbers(a=[1.0])) == Finding("not measured", "not run here: emnist")
 
 
+def test_a_method_whose_runs_all_failed_has_no_number():
+    claim = Claim("a is above b", "", ("part",), above("part", "accuracy", "a", ["b"]))
+    assert claim.decide(numbers(a=[1.0])) == Finding("not measured", "there is no number for 'b'")
+
+
 def test_settings_go_to_the_tables_they_name():
     own = {"algorithm": {"name": "ditto", "lam": 1.0}}
     made = with_settings(own, {"algorithm.lam": 0.1, "local.lr": 0.3})
