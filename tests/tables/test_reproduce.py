@@ -142,6 +142,8 @@ def test_what_is_refused(command, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     code, _, said = command("reproduce", "needy", "--out", tmp_path / "new")
     assert code == 2 and "needy needs data cifar10, which is not here" in said
+    code, _, said = command("reproduce", "small", "--out", tmp_path / "new", "--keep", tmp_path / "notes.txt")
+    assert code == 2 and "keeping results in" in said and not (tmp_path / "new").exists()  # before anything is run
     for arguments in ([], ["small", "--all"]):
         code, _, said = command("reproduce", *arguments)
         assert code == 2 and "name a table, or give --all" in said

@@ -51,7 +51,8 @@ def jobs(table: str, part: str) -> dict[str, str]:
 @pytest.mark.parametrize("part", ["mnist", "letters"])
 def test_figure_3_and_table_1_take_the_runs_of_figure_1(part):
     curves = jobs("selffl-fig1", part)
-    assert len(curves) == 10 and len(set(curves.values())) == 10
+    assert len(curves) == (11 if part == "mnist" else 10)  # without a search, Ditto has λ = 1 twice
+    assert len(set(curves.values())) == 10
     assert jobs("selffl-fig3", part).items() <= curves.items()
     if part == "letters":
         assert jobs("selffl-table1", part).items() <= curves.items()

@@ -50,6 +50,7 @@ def reproduce(
       personafl reproduce --all --quick
     """
     from personafl.errors import ConfigError
+    from personafl.files import disk_errors
     from personafl.processes import Processes
     from personafl.tables import TABLES, find, keep, missing
     from personafl.tables import reproduce as run_again
@@ -60,6 +61,9 @@ def reproduce(
     if keep_in is not None and quick:
         raise ConfigError("--keep is for full runs: leave out --quick")
     names = [table] if table is not None else [name for name in TABLES if not missing(find(name))]
+    if keep_in is not None:  # now, not after hours of training
+        with disk_errors(keep_in, "keeping results in"):
+            keep_in.mkdir(parents=True, exist_ok=True)
     folder = out_folder or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     found: list[dict[str, Any]] = []
     seconds: list[float] = []

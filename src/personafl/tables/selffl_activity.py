@@ -165,5 +165,11 @@ TABLE = Table(
             "steps allowed, so there is no trend of ℓ to see.",
             "docs/selffl.md: with plain means and the same posterior ℓ is 1 for nearly every client.",
         ),
+        Note(
+            "unstated choice",
+            "Figure 11 is of one client, chosen at random, and of ℓ before it is limited; ours are means over the "
+            "active clients. Their σ² still rises at round 200, for which we have found no reason.",
+            "E.6; the rows above.",
+        ),
     ),
 )  # fmt: skip
