@@ -183,8 +183,8 @@ TABLE = Table(
         Note(
             "unstated choice",
             "With smoothing by the activity rate, 0.25, the CNN stays on the plateau where it starts, with a loss of "
-            "log 10; in two of three seeds ℓ falls from 40 to 1 meanwhile, and training stops. With smoothing 1 ℓ stays "
-            "near 40, and Self-FL is above all others by 9 points or more.",
+            "log 10; in two of three seeds ℓ falls from 40 to 1, and training stops. With smoothing 1 ℓ stays near "
+            "40, and Self-FL is above all others by 9 points or more.",
             "The steps of each round in the runs: means of 2 and 4.4 in round 21, 1 in round 120; 40 with smoothing 1.",
         ),
         Note(
