@@ -391,6 +391,25 @@ def test_sites_can_go_back_behind_a_damaged_checkpoint(tmp_path):
     assert same(server_state(ours), server_state(loop(tmp_path / "loop", "ditto", data, rounds=5)))
 
 
+def test_a_site_can_go_back_to_the_state_before_an_answer_that_was_lost(tmp_path):
+    """The state of the lost answer lies beside it, of the very round that the server goes back to."""
+    data = federation()
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    _, late = node_of(grid, LATE)
+    late.says = deaf(3)
+    _, node = node_of(grid, "site-6")
+    node.hears = power_cut(5)
+    with pytest.raises(PowerCut):
+        flower(tmp_path / "flower", grid, "ditto", rounds=5)
+    assert list((tmp_path / "sites" / LATE).glob("state/*/round-000005.safetensors"))  # it had its order already
+    newest = tmp_path / "flower" / "run" / "checkpoint" / "round-000004.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    node.hears = late.says = lambda message: message
+    ours = flower(tmp_path / "flower", MemoryGrid(grid.nodes), "ditto", rounds=5)
+    assert {record["round"]: list(record["dropped"]) for record in ours.rounds() if "dropped" in record} == {3: [LATE]}
+    assert [record["round"] for record in ours.rounds()] == [1, 2, 3, 4, 5]
+
+
 def test_sites_keep_few_states(tmp_path):
     grid = MemoryGrid(sites_of(tmp_path / "sites", federation()))
     flower(tmp_path / "flower", grid, "ditto", rounds=8)

@@ -74,7 +74,8 @@ class FlowerClients(Clients):
         self.threads, self.device = 1, torch.device("cpu")
         self._table, self._model = {"name": algorithm.name, **asdict(algorithm)}, model
         self.accepted = np.zeros(len(roster), np.int64)
-        self._saved = [0, 0]  # the rounds of the two checkpoints that are kept
+        nobody = np.zeros_like(self.accepted)
+        self._saved = [(0, nobody), (0, nobody)]  # the two checkpoints that are kept: rounds, and `accepted`
         self._finished: set[int] = set()
         self._note_sizes(nodes.where())
 
@@ -171,8 +172,8 @@ class FlowerClients(Clients):
         return 8
 
     def saved(self, round: int) -> None:
-        if round != self._saved[1]:
-            self._saved = [self._saved[1], round]
+        if round != self._saved[1][0]:
+            self._saved = [self._saved[1], (round, self.accepted.copy())]
 
     def write(self, folder: RunFolder, moment: Moment, ids: Ints) -> None:
         """Nothing but a note: the personalized models are at the sites."""
@@ -237,7 +238,7 @@ class FlowerClients(Clients):
         accepted = int(self.accepted[i])
         order = {
             "job": self.job.text(), "client": self.roster.ids[i], "round": round, "accepted": accepted,
-            "durable": self._saved[0], **extra,
+            "durable": int(self._saved[0][1][i]), **extra,
         }  # fmt: skip
         records = {
             "order": ConfigRecord(order),

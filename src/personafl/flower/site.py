@@ -49,7 +49,7 @@ class Order:
     accepted
         The last round in which the server took this site's answer; 0 for none.
     durable
-        Where the server may go back to.
+        The same as the oldest checkpoint has it that the server may go back to.
     sent
         What the algorithm sends.
     theta0

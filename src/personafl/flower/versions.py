@@ -2,8 +2,8 @@
 
 A client cannot know whether its answer arrived, so it writes its new state beside the old one. The server's next
 message says which round it accepted last: that state is the truth, and what is newer is not looked at. It also says
-which round it may go back to itself, after a crash: what is older than the state at that round is deleted. What is
-newer is not: a message that was held up on its way may know less than the ones that came before it.
+which round that was in the oldest checkpoint that it may go back to itself, after a crash: what is older than that is
+deleted. What is newer is not: a message that was held up on its way may know less than the ones that came before it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,9 @@ class Versions:
 
     def settle(self, accepted: int, durable: int) -> None:
         """Delete what the server cannot come back to."""
-        rounds = self.rounds()
-        oldest = max((round for round in rounds if round <= min(durable, accepted)), default=0)
         with disk_errors(self.folder, "cleaning"):
-            for round in rounds:
-                if round < oldest:
+            for round in self.rounds():
+                if round < min(durable, accepted):
                     self._path(round).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:
