@@ -12,15 +12,19 @@ and its actors, which is shown apart. Bytes are those of a round between driver 
 model once down; a mean of models up from each actor; a few numbers for each active client; and the states of clients
 that are trained by an actor that does not own them.
 
-The target is 1.6 times the speed with two actors on the CNN.
+The target is 1.6 times the speed with two actors on the CNN. What two cores of a machine can do at all is measured
+beside it: two processes that never talk, with half of the clients each.
 """
 
 import argparse
 import json
 import logging
+import multiprocessing
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +64,7 @@ def measure(job: Job, rounds: int) -> dict[str, dict[str, float]]:
     """Seconds of a round by who does it; bytes where they are moved."""
     ways = {"stacked, 1 thread": ("stacked", 1), "stacked, 2 threads": ("stacked", 2),
             "ray, 1 actor": ("ray", 1), "ray, 2 actors": ("ray", 2)}  # fmt: skip
+    halves = f"two processes, {job.active // 2} clients each"
     schedule = Schedule(WARM + rounds + 1, job.active / job.clients, eval_every=0, checkpoint_every=0)
     with ExitStack() as stack:
         folder = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
@@ -70,7 +75,10 @@ def measure(job: Job, rounds: int) -> dict[str, dict[str, float]]:
             stack.callback(clients.close)
             runners[name] = Runner(FedAvg(), clients, schedule, folder, {})
             found[name] = {"start": time.perf_counter() - begun}
-        times: dict[str, list[float]] = {name: [] for name in ways}
+        begun = time.perf_counter()
+        pipes = [stack.enter_context(half(job.key, WARM + rounds + 1)) for _ in range(2)]
+        found[halves] = {"start": time.perf_counter() - begun}
+        times: dict[str, list[float]] = {name: [] for name in found}
         for now in range(WARM + rounds):
             for name, runner in runners.items():
                 if now == WARM and isinstance(runner.clients, RayClients):
@@ -79,12 +87,43 @@ def measure(job: Job, rounds: int) -> dict[str, dict[str, float]]:
                     begun = time.perf_counter()
                     runner.step()
                     times[name].append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            for pipe in pipes:
+                pipe.send("step")
+            for pipe in pipes:
+                pipe.recv()
+            times[halves].append(time.perf_counter() - begun)
         cohorts = [schedule.cohort(0, WARM + 1 + r, job.clients) for r in range(rounds)]
+        for name, taken in times.items():
+            found[name] |= {"seconds": float(np.median(taken[WARM:])), "least": min(taken[WARM:])}
         for name, runner in runners.items():
-            found[name] |= {"seconds": float(np.median(times[name][WARM:])), "least": min(times[name][WARM:])}
             if isinstance(runner.clients, RayClients):
                 found[name] |= bytes_of(runner.clients, job, cohorts)
     return found
+
+
+@contextmanager
+def half(key: str, rounds: int) -> Iterator[Connection]:
+    """A process that does a round of half of the clients whenever it is sent a word."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_half, args=(key, rounds, there), daemon=True)
+    process.start()
+    here.recv()
+    yield here
+    process.terminate()
+    process.join()
+
+
+def _half(key: str, rounds: int, pipe: Connection) -> None:
+    job = JOBS[key]
+    clients = LocalClients(StackedEngine(job.task(), job.federation(), job.local, 0, threads=1))
+    schedule = Schedule(rounds, job.active / 2 / job.clients, eval_every=0, checkpoint_every=0)
+    with tempfile.TemporaryDirectory() as name, torch_threads(1), torch.no_grad():
+        runner = Runner(FedAvg(), clients, schedule, RunFolder(Path(name)), {})
+        pipe.send("ready")
+        while pipe.recv():
+            runner.step()
+            pipe.send("done")
 
 
 def clients_of(job: Job, engine: str, many: int, folder: RunFolder) -> Clients:
@@ -129,6 +168,8 @@ def table(job: Job, found: dict[str, dict[str, float]]) -> str:
     over = seconds["ray, 1 actor"] - seconds["stacked, 1 thread"]
     lines += ["", f"Two actors against one: {gain:.2f} times the speed{kept}."]
     lines += [f"One actor against the stacked engine with one thread: {1e3 * over:+.1f} ms a round."]
+    bound = seconds["stacked, 1 thread"] / next(s for name, s in seconds.items() if name.startswith("two processes"))
+    lines += [f"Two processes that share nothing against one that does it all: {bound:.2f} times the speed."]
     best = min(seconds[name] for name in found if name.startswith("stacked"))
     lines += [
         f"Two actors against the stacked engine at its best: {best / seconds['ray, 2 actors']:.2f} times the speed."
