@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.deploy.processes import Process, accepts, free_ports, listening
+from personafl.deploy.rehearsal import _interrupted_after
 from personafl.errors import RunError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -136,3 +137,11 @@ raise SystemExit("forgotten")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stderr.strip() == "forgotten" and not alive(int(done.stdout))
+
+
+def test_ctrl_c_while_a_process_is_started_waits_until_it_is_known(tmp_path):
+    known = []
+    with pytest.raises(KeyboardInterrupt), _interrupted_after():
+        os.kill(os.getpid(), signal.SIGINT)
+        known.append(start(tmp_path, "kill -INT $$; sleep 300"))
+    until(lambda: known[0].code == -signal.SIGINT)  # and the process itself hears it as always

@@ -65,7 +65,7 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
         assert {len(plan.points(method)) for method in METHODS} == {4}
         for method in METHODS:
             for point in plan.points(method):
-                assert plan.job(method, 0, point).config.schedule.rounds == 50
+                assert plan.job(method, 0, point).config.schedule.rounds == 30
     for part, plan in runs:
         assert part in TABLE.parts and plan.seeds == (0, 1, 2)
         assert {plan.job(method, 0).config.schedule.rounds for method in METHODS} == {100}

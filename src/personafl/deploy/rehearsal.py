@@ -238,9 +238,9 @@ class Deployment:
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         # On one machine, processes with many threads each would only be in each other's way.
         environment = {"PATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        process = Process(name, ["sh", *command], self.logs / f"{name}.log", environment)
-        self.processes[name] = process
-        return process
+        with _interrupted_after():
+            self.processes[name] = Process(name, ["sh", *command], self.logs / f"{name}.log", environment)
+        return self.processes[name]
 
 
 def find_nginx() -> str | None:
@@ -303,3 +303,20 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """Ctrl-C waits for the end of this, so that nothing is started that nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    # Not SIG_IGN, which the started process would inherit.
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        signal.raise_signal(signal.SIGINT)
