@@ -38,3 +38,18 @@ def test_a_run_that_breaks_down_is_told_and_the_others_go_on(both):
     alone, together = both
     assert [(m, seed) for m, seed, _ in together.failures] == [("wild", 0), ("wild", 1)]
     assert together.failures == alone.failures
+
+
+@pytest.mark.parametrize(("at_once", "threads"), [(1, 6), (2, 3), (5, 1), (9, 1), (None, 1)])
+def test_cores_are_shared_out(monkeypatch, at_once, threads):
+    monkeypatch.setattr("personafl.processes.cores", lambda: 6)
+    assert Processes(at_once).threads == threads
+
+
+def test_a_run_that_has_all_cores_is_the_same(both, tmp_path, monkeypatch):
+    monkeypatch.setattr("personafl.processes.cores", lambda: 2)
+    with Processes(1) as processes:
+        runs = run_plan(plan(TABLES, ["fedavg"], seeds=1), tmp_path, way=processes).methods["fedavg"]
+    assert runs[0].manifest["resolved"]["threads"] == 2
+    twin = both[0].methods["fedavg"][0]
+    assert (runs[0].path / "clients.parquet").read_bytes() == (twin.path / "clients.parquet").read_bytes()

@@ -1,4 +1,4 @@
-"""Several runs at once on this machine: a way for `compare.run_plan`, with a process and one thread for each run."""
+"""Several runs at once on this machine: a way for `compare.run_plan`, a process and its share of the cores for each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def cores() -> int:
 class Processes:
     """Makes runs in processes, which are started when first needed and end with this context.
 
-    The engine should be a fixed one with one thread: then the runs are to the byte those of one process.
+    The cores are shared out: a run gets as many threads as there are cores for each. The engine should be a fixed one;
+    then the runs are the same to the byte, however many go on at once.
 
     Parameters
     ----------
@@ -46,6 +48,7 @@ class Processes:
 
     def __init__(self, at_once: int | None = None) -> None:
         self.at_once = at_once or cores()
+        self.threads = max(1, cores() // self.at_once)
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Processes:
@@ -61,6 +64,7 @@ class Processes:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __call__(self, due: Iterator[Due], listeners: Listeners) -> Generator[tuple[Due, str | None]]:
+        due = map(self._with_threads, due)
         if self.at_once == 1:
             yield from here(due, listeners)
             return
@@ -80,9 +84,17 @@ class Processes:
                         "the last checkpoints; fewer runs at once take less memory"
                     ) from None
 
+    def _with_threads(self, one: Due) -> Due:
+        config = one.job.config
+        return replace(
+            one, job=replace(one.job, config=replace(config, engine=replace(config.engine, threads=self.threads)))
+        )
+
     def _submit(self, one: Due) -> Future[str | None]:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.at_once, multiprocessing.get_context("spawn"), _prepare)
+            self._pool = ProcessPoolExecutor(
+                self.at_once, multiprocessing.get_context("spawn"), _prepare, (self.threads,)
+            )
         return self._pool.submit(_make, one.job.config, one.path)
 
 
@@ -91,12 +103,12 @@ class Processes:
 _stopped = False
 
 
-def _prepare() -> None:
-    """One thread; a process group of its own, so that Ctrl-C reaches it once, by its parent; an end with the parent."""
+def _prepare(threads: int) -> None:
+    """Threads; a process group of its own, so that Ctrl-C reaches it once, by its parent; an end with the parent."""
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, _note_stop)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     logging.getLogger("personafl").setLevel(logging.ERROR)  # what the data has to say, the parent has said
     parent = multiprocessing.parent_process()
     if parent is not None:

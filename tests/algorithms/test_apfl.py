@@ -87,6 +87,19 @@ def test_with_more_steps_it_reaches_the_fixed_point_of_its_linear_map(tmp_path):
     np.testing.assert_allclose(personal(runner), alpha * np.array(v) + (1 - alpha) * w, rtol=1e-3, atol=1e-3)
 
 
+class Slope:
+    """The gradient of a quadratic loss, as a step is given it."""
+
+    def __init__(self, A: torch.Tensor, z: torch.Tensor) -> None:
+        self.A, self.z = A, z
+
+    def __call__(self, theta: torch.Tensor) -> torch.Tensor:
+        return self.A @ (theta - self.z)
+
+    def descend(self, theta: torch.Tensor, lr: float, proximal: None) -> None:
+        theta -= lr * self(theta)
+
+
 def one_step(alpha: float, lr: float, seed: int = 0):
     """A step in float64 with w and v apart: the new α, and f(αv + (1−α)w) as a function of α."""
     problem, draw = quadratics(), np.random.default_rng(seed)
@@ -95,7 +108,7 @@ def one_step(alpha: float, lr: float, seed: int = 0):
     one = torch.ones((), dtype=torch.int64)
     ctx = Context(1, lr, Local(lr=lr), steps=one, samples=one, batch_size=one, copy=0 * one)
     carry = {"w": torch.tensor(w), "v": torch.tensor(v), "alpha": torch.tensor(alpha, dtype=torch.float64)}
-    after = Apfl(alpha, adaptive=True).step(carry, {}, lambda theta: A @ (theta - z), ctx)
+    after = Apfl(alpha, adaptive=True).step(carry, {}, Slope(A, z), ctx)
 
     def loss(share: float) -> float:
         offset = share * v + (1 - share) * w - problem.z[0]

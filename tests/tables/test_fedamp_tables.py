@@ -9,7 +9,20 @@ from personafl.data.partitions.practical import Practical
 from personafl.tables import fedamp_pairs
 from personafl.tables.claims import Number
 from personafl.tables.fedamp_pairs import blocks, outperforms, paired_tests, weights_of
-from personafl.tables.fedamp_tables import DATA, GRID, METHODS, PUBLISHED, ROWS, SETTINGS, TABLE, config, first, second
+from personafl.tables.fedamp_tables import (
+    DATA,
+    GRID,
+    METHODS,
+    PUBLISHED,
+    ROUNDS,
+    ROWS,
+    SEEDS,
+    SETTINGS,
+    TABLE,
+    config,
+    first,
+    second,
+)
 from personafl.tables.table import Found
 from tests.tables.cells import run_cell, use_real_data
 
@@ -67,8 +80,8 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
             for point in plan.points(method):
                 assert plan.job(method, 0, point).config.schedule.rounds == 30
     for part, plan in runs:
-        assert part in TABLE.parts and plan.seeds == (0, 1, 2)
-        assert {plan.job(method, 0).config.schedule.rounds for method in METHODS} == {100}
+        assert part in TABLE.parts and plan.seeds == tuple(range(SEEDS))
+        assert {plan.job(method, 0).config.schedule.rounds for method in METHODS} == {ROUNDS}
 
 
 def test_a_search_never_sees_the_test_data():

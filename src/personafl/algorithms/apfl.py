@@ -51,13 +51,11 @@ class Apfl(Algorithm):
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         w, v, alpha = carry["w"], carry["v"], carry["alpha"]
-        at_mixture = grad(alpha * v + (1 - alpha) * w)
-        slope = torch.dot(v - w, at_mixture)
-        at_w = grad(w)
-        ctx.descend(carry, "v", alpha * at_mixture)
-        ctx.descend(carry, "w", at_w)
+        at_mixture = grad(torch.lerp(w, v, alpha))
         if self.adaptive:
-            carry["alpha"] = (alpha - ctx.lr * slope).clamp(0.0, 1.0)
+            carry["alpha"] = (alpha - ctx.lr * torch.dot(v - w, at_mixture)).clamp(0.0, 1.0)
+        ctx.descend(carry, "v", alpha * at_mixture)
+        ctx.descend(carry, "w", grad)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:

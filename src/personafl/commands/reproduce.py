@@ -23,7 +23,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A small version, to see that it works.")] = False,
     seed: Annotated[int, typer.Option(help="The first seed.", min=0)] = 0,
     at_once: Annotated[
-        int | None, typer.Option(help="How many runs go on at once. Default: as many as there are cores.", min=1)
+        int | None, typer.Option(help="How many runs go on at once, which share the cores. Default: one a core.", min=1)
     ] = None,
     out_folder: Annotated[
         Path | None,

@@ -27,7 +27,8 @@ WHY = ("bug", "protocol difference", "unstated choice", "the paper's implementat
 """Where a difference can come from, in the order in which it is looked for."""
 
 ENGINE = {"name": "stacked", "threads": 1}
-"""A thread for each run: several runs go on at once, and the answer does not depend on how many."""
+"""A fixed one: it is not measured for every run, and the answer depends neither on how many go on at once nor on the
+threads that each has (`processes.py` says how many)."""
 
 
 @dataclass(frozen=True)
