@@ -95,13 +95,14 @@ class RayClients(Clients):
             away = away[:0]  # they have nothing to bring along
         states = self.rows(ids[away]) if len(away) else {}
         to_all = self.shards.put("train", arrays(sent.shared))
-        messages = {}
+        messages, guests = {}, {}
         for n, at in places.items():
-            guests = np.flatnonzero(trainer[away] == n)
-            own = ids[away[guests]], arrays(_rows(states, guests))
-            messages[n] = round, ids[at], arrays(_rows(sent.each, at)), to_all, *own
+            there = np.flatnonzero(trainer[away] == n)
+            guests[n] = ids[away[there]]
+            brought = arrays(_rows(states, there))
+            messages[n] = round, ids[at], arrays(_rows(sent.each, at)), to_all, guests[n], brought
         found, gone = self.shards.answers("train", messages)
-        self._send_home([(messages[n][4], answer["guests"]) for n, answer in found.items() if answer["guests"]])
+        self._send_home([(guests[n], answer["guests"]) for n, answer in found.items() if answer["guests"]])
         answered = np.sort(np.concatenate([np.arange(0), *(places[n] for n in found)]))
         failed = np.sort(np.concatenate([np.arange(0), *(answer["failed"] for answer in found.values())]))
         steps = np.zeros(len(ids), np.int64)
