@@ -22,6 +22,7 @@ from personafl.tables.fedamp_tables import (
     config,
     first,
     second,
+    variations,
 )
 from personafl.tables.table import Found
 from tests.tables.cells import run_cell, use_real_data
@@ -73,9 +74,9 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
     monkeypatch.setattr("personafl.tables.fedamp_tables.here", lambda source: True)
     found = Found()
     searches, runs = first(found), second(found)
-    long = [one for one in runs if one[0].endswith(", long rounds")]
-    runs = [one for one in runs if one not in long]
-    assert len(searches) == len(runs) == len(DATA) * len(SETTINGS) and len(long) == len(DATA)
+    varied = dict(one for one in runs if ", " in one[0])
+    runs = [one for one in runs if one[0] not in varied]
+    assert len(searches) == len(runs) == len(DATA) * len(SETTINGS)
     for _, plan in searches:
         assert {len(plan.points(method)) for method in METHODS} == {4}
         for method in METHODS:
@@ -84,8 +85,11 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
     for part, plan in runs:
         assert part in TABLE.parts and plan.seeds == tuple(range(SEEDS))
         assert {plan.job(method, 0).config.schedule.rounds for method in METHODS} == {ROUNDS}
-    for part, plan in long:
-        assert part in TABLE.parts and plan.job("fedamp", 0).config.local.steps == 200
+    assert set(varied) == {f"{source} practical, {name}" for source in DATA for name in variations(source)}
+    assert set(varied) <= set(TABLE.parts)
+    assert varied["fmnist practical, long rounds"].job("fedamp", 0).config.local.steps == 200
+    parted = varied["fmnist practical, alike apart"].job("fedamp", 0).config.partition
+    assert sorted(label for group in parted.groups for label in group) == list(range(10))
 
 
 def test_a_search_never_sees_the_test_data():

@@ -67,11 +67,12 @@ GRID: dict[str, dict[str, list[float]]] = {
 QUICK_GRID = {"fedamp": {"algorithm.sigma_scale": [0.25, 0.5]}}
 
 ROUNDS = 60
-SEEDS = 3
-DRIFT = {"local": {"batch_size": 20, "steps": 200}, "rounds": 10, "eval_every": 2}
-"""A variation: FedAvg may owe its accuracy to short rounds, of which the paper says nothing."""
+SEEDS = 2
+VARIED = ("separate", "fedavg-global", "fedamp", "heurfedamp")
+LONG_ROUNDS = {"local": {"batch_size": 20, "steps": 200}, "rounds": 10, "eval_every": 2}
+APART = {"mnist": [[0, 1, 3, 4], [2, 5, 9], [6, 7, 8]], "fmnist": [[0, 1, 4, 5], [2, 3, 7], [6, 8, 9]]}
+"""Groups that part what is easily confused, as EMNIST's do (0, O and o; 5, S and s): 4 from 9, T-shirts from shirts."""
 
-DRIFTING = ("separate", "fedavg-global", "fedamp", "heurfedamp")
 PUBLISHED = {
     "Separate": ((99.27, 81.66, 54.41, 9.82), (98.73, 97.67, 99.15, 92.67), (86.30, 86.73, 61.78, 39.99)),
     "FedAvg": ((99.31, 91.94, 74.38, 49.59), (98.39, 77.88, 19.44, 2.70), (81.82, 79.50, 72.27, 35.21)),
@@ -110,6 +111,18 @@ def federations(quick: bool) -> list[tuple[str, str]]:
     return [(source, setting) for source in DATA if here(source) for setting in SETTINGS]
 
 
+def variations(source: str) -> dict[str, str]:
+    """Of the practical division, where the paper is silent: what may FedAvg owe its accuracy to?"""
+    found = {"long rounds": "10 rounds of 200 steps in place of 60 of 20"}
+    return found | ({"alike apart": "groups that part what is easily confused"} if source in APART else {})
+
+
+def vary(source: str, variation: str, tables: dict[str, Any]) -> dict[str, Any]:
+    if variation == "long rounds":
+        return {**tables, **LONG_ROUNDS}
+    return {**tables, "partition": {**tables["partition"], "groups": APART[source], "clients": [20, 20, 20]}}
+
+
 def first(found: Found) -> Sequence[tuple[str, Plan]]:
     grid = QUICK_GRID if found.quick else GRID
     return [
@@ -129,8 +142,9 @@ def second(found: Found) -> Sequence[tuple[str, Plan]]:
         tables = config(source, setting, found.quick)
         plans.append((part, planned(tables, every, found.seeds(SEEDS))))
         if setting == "practical" and not found.quick:
-            some = {method: every[method] for method in DRIFTING}
-            plans.append((f"{part}, long rounds", planned({**tables, **DRIFT}, some, found.seeds(SEEDS))))
+            some = {method: every[method] for method in VARIED}
+            for name in variations(source):
+                plans.append((f"{part}, {name}", planned(vary(source, name, tables), some, found.seeds(SEEDS))))
     return plans
 
 
@@ -170,9 +184,8 @@ def parts() -> dict[str, Part]:
             if setting == "practical":
                 found[f"{source} practical, tests"] = Part(f"{title}: Wilcoxon's tests over clients", "section 7")
                 found[f"{source} practical, weights"] = Part(f"{title}: collaboration weights", "Figure 3")
-                found[f"{source} practical, long rounds"] = Part(
-                    f"{title}: 10 rounds of 200 steps in place of 60 of 20", "a variation"
-                )
+                for variation, about in variations(source).items():
+                    found[f"{source} practical, {variation}"] = Part(f"{title}: {about}", "a variation")
     return found
 
 
@@ -192,13 +205,11 @@ def claims() -> list[Claim]:
                     at_least(f"{part}, weights", "inside, %", row, 50.0),
                 ),
             ]  # fmt: skip
-            drift = f"{part}, long rounds"
-            found.append(
-                Claim(
-                    f"{row} is above FedAvg and Separate on {name}, practical, by at least 3 points in long rounds",
-                    "a variation", (drift,), above(drift, "BMTA", row, ["FedAvg", "Separate"], by=3.0), False,
-                )
-            )  # fmt: skip
+            for variation, about in variations(source).items():
+                varied = f"{part}, {variation}"
+                text = f"{row} is above FedAvg and Separate by at least 3 points on {name}, practical, with {about}"
+                check = above(varied, "BMTA", row, ["FedAvg", "Separate"], by=3.0)
+                found.append(Claim(text, "a variation", (varied,), check, False))
             if source == "mnist":
                 continue
             found += [
@@ -228,7 +239,7 @@ TUNED = ("FedAvg-FT", "FedProx-FT")
 TABLE = Table(
     about="Best mean test accuracy of nine methods: IID, two classes a client, and groups of clients; who helps whom",
     paper="FedAMP (Huang et al., AAAI 2021), Tables 1 to 3 and Figure 3",
-    cost="100 minutes",
+    cost="60 minutes",
     data=("mnist", "fmnist"),
     optional=("emnist", "cifar100"),
     parts=parts(),
@@ -292,6 +303,31 @@ TABLE = Table(
         ),
         Note(
             "unstated choice",
+            "FedAMP is below FedAvg in the practical division because of our groups: they hold what is easily confused "
+            "(T-shirt, pullover, coat, shirt), so that knowing a client's group does not help to tell its classes "
+            "apart. EMNIST's groups, which the paper gives, part what looks alike (0, O, o). With such groups the "
+            "order on FMNIST is the paper's, on MNIST it is not.",
+            "The variation \"groups that part what is easily confused\": on FMNIST FedAMP is 3.5 points above FedAvg "
+            "and 1.3 above Separate, in place of 2.2 below and 1.6 above; on MNIST it is still 1.2 below FedAvg.",
+        ),
+        Note(
+            "unstated choice",
+            "Neither short rounds nor a weak pull λ/α_k = 0.1 to the cloud model is the reason.",
+            "With 10 rounds of 200 steps FedAvg stays ahead (long rounds). On validation data (FMNIST, practical, seed "
+            "0, 30 rounds, η = 0.05) FedAMP has 77.9% with a pull of 0.1, 75.7% with 1 and 69.9% with 4; HeurFedAMP "
+            "76.9%, 74.2% and 67.8%.",
+        ),
+        Note(
+            "the paper's implementation",
+            "The published FedAvg falls from 99.31 (IID) to 81.82 (practical) on MNIST, where every client has all "
+            "classes and 20% of its samples are of the others; ours falls from 95.5 to 94.3, and no variation above "
+            "comes near the paper's gap. The published 99.27 of Separate on MNIST, IID, needs far more samples than "
+            "the thousand or so that a client has with 60 clients; its 81.66 on FMNIST does not. What was done "
+            "there cannot be told from the text.",
+            "Tables 1 and 3, our rows, and the variations.",
+        ),
+        Note(
+            "unstated choice",
             "Learning rates, steps, σ, α_k, λ, ξ_ii, μ and the steps of fine-tuning are not in the AAAI text: see the "
             "grid. α_k and λ are set by scale, as in the algorithm's defaults; FedProx-FT's μ is 0.1.",
             "Section 7 refers to appendix C.",
@@ -303,5 +339,5 @@ TABLE = Table(
             "Section 7 defines BMTA over all rounds; it does not say which round the tests are of.",
         ),
     ),
-    cut="An MLP in place of a CNN; 60 rounds; 3 seeds; a search of four points a method with 30 rounds and one seed.",
+    cut="An MLP in place of a CNN; 60 rounds; 2 seeds; a search of four points a method with 30 rounds and one seed.",
 )  # fmt: skip
