@@ -22,7 +22,8 @@ A claim is a sentence of a paper: an order, a gap, a shape. It is decided by our
 not hold, **?** not decided, because the difference is within Student's one-sided 95% limit over seeds (paired by seed),
 **–** not measured, because its data is not here. Claims in *italics* are variations of ours that no paper makes, and
 are not counted in the first table. Numbers are mean ± standard error over seeds; published ones have in brackets the
-spread that the paper gives.
+spread that the paper gives. Minutes are those that the runs took, two at a time on two cores (fedamp-tables: one after
+the other on both); what a search tried and did not choose is not among runs and minutes.
 """
 
 
