@@ -58,7 +58,7 @@ def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation
 
 AWAITED: set[str] = set()  # algorithms whose oracles, and so whose mutations, are still to come
 
-CLIPPED = "(alpha - ctx.lr * slope)"
+SLOPE = "(alpha - ctx.lr * torch"
 KEPT = 'return {"theta": y, "trained": torch.ones_like(own["trained"])}'
 
 MUTATIONS: list[Mutation] = [
@@ -107,11 +107,11 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "apfl", "apfl",
-        ("gradient at v̄: taken at v", "grad(alpha * v + (1 - alpha) * w)", "grad(v)"),
+        ("gradient at v̄: taken at v", "grad(torch.lerp(w, v, alpha))", "grad(v)"),
         ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),
         ("step of v: factor α dropped", '"v", alpha * at_mixture)', '"v", at_mixture)'),
-        ("adaptive α: sign flipped", CLIPPED, "(alpha + ctx.lr * slope)"),
-        ("adaptive α: frozen", CLIPPED, "(alpha + 0 * slope)"),
+        ("adaptive α: sign flipped", SLOPE, "(alpha + ctx.lr * torch"),
+        ("adaptive α: frozen", SLOPE, "(alpha + 0 * torch"),
         ("v: frozen", '{"v": carry["v"], "alpha"', '{"v": own["v"], "alpha"'),
     ),
     *_of(
