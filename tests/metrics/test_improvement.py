@@ -92,6 +92,7 @@ def test_scale_and_order_do_not_matter(values, factor, random):
 def test_very_small_and_very_large_values():
     for scale in (1e-300, 1e300):
         assert metrics.jain_index([scale, 3 * scale]) == pytest.approx(16 / 20)
+    assert metrics.entropy([1.0, 1.0, 5e-324]) == pytest.approx(math.log(2))
 
 
 def test_equal_values_are_perfectly_fair_and_one_who_has_all_is_not():

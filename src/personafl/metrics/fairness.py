@@ -102,7 +102,8 @@ def entropy(values: ArrayLike) -> float:
     (0.6931, 0.0)
     """
     F = _shares(values)
-    p = F[F > 0] / F.sum()
+    p = F / F.sum()
+    p = p[p > 0]  # after the division: a tiny share may become 0
     return float(abs((p * np.log(p)).sum())) if len(F) else np.nan
 
 
