@@ -246,7 +246,7 @@ def fairness(split: str) -> list[Claim]:
 TABLE = Table(
     about="Ten users, three divisions: accuracy, spread, teachers, λ and T, rounds, improvement and fairness",
     paper="PersFL (Divi, thesis, Purdue 2021), Tables 6.2 to 6.8",
-    cost="110 minutes",
+    cost="75 minutes",
     data=("mnist",),
     optional=("cifar10",),
     parts=parts(),
