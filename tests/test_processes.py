@@ -48,8 +48,9 @@ def test_cores_are_shared_out(monkeypatch, at_once, threads):
 
 def test_a_run_that_has_all_cores_is_the_same(both, tmp_path, monkeypatch):
     monkeypatch.setattr("personafl.processes.cores", lambda: 2)
+    free = {**TABLES, "engine": {"name": "stacked"}}
     with Processes(1) as processes:
-        runs = run_plan(plan(TABLES, ["fedavg"], seeds=1), tmp_path, way=processes).methods["fedavg"]
+        runs = run_plan(plan(free, ["fedavg"], seeds=1), tmp_path, way=processes).methods["fedavg"]
     assert runs[0].manifest["resolved"]["threads"] == 2
     twin = both[0].methods["fedavg"][0]
     assert (runs[0].path / "clients.parquet").read_bytes() == (twin.path / "clients.parquet").read_bytes()

@@ -32,8 +32,8 @@ def cores() -> int:
 class Processes:
     """Makes runs in processes, which are started when first needed and end with this context.
 
-    The cores are shared out: a run gets as many threads as there are cores for each. The engine should be a fixed one;
-    then the runs are the same to the byte, however many go on at once.
+    The cores are shared out: a run whose config leaves `engine.threads` open gets as many as there are cores for each.
+    The engine should be a fixed one; then the runs are the same to the byte, however many go on at once.
 
     Parameters
     ----------
@@ -85,10 +85,10 @@ class Processes:
                     ) from None
 
     def _with_threads(self, one: Due) -> Due:
+        """With as many threads as its config says, or else its share of the cores."""
         config = one.job.config
-        return replace(
-            one, job=replace(one.job, config=replace(config, engine=replace(config.engine, threads=self.threads)))
-        )
+        engine = replace(config.engine, threads=config.engine.threads or self.threads)
+        return replace(one, job=replace(one.job, config=replace(config, engine=engine)))
 
     def _submit(self, one: Due) -> Future[str | None]:
         if self._pool is None:

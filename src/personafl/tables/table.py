@@ -26,9 +26,8 @@ Published = Mapping[str, Mapping[str, float | tuple[float, float]]]
 WHY = ("bug", "protocol difference", "unstated choice", "the paper's implementation")
 """Where a difference can come from, in the order in which it is looked for."""
 
-ENGINE = {"name": "stacked", "threads": 1}
-"""A fixed one: it is not measured for every run, and the answer depends neither on how many go on at once nor on the
-threads that each has (`processes.py` says how many)."""
+ENGINE = {"name": "stacked"}
+"""A fixed one, so that it is not timed anew for every run. `processes.py` says with how many threads."""
 
 
 @dataclass(frozen=True)
