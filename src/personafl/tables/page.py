@@ -139,7 +139,7 @@ def _origin(value: Mapping[str, Any]) -> Iterator[str]:
         "paper": value["paper"],
         "command": value["command"],
         "seeds": ", ".join(map(str, value["seeds"])),
-        "runs": f"{value['runs']}, {value['training_seconds'] / 60:.1f} minutes of training; rejected trials not counted",
+        "runs": f"{value['runs']}, {value['training_seconds'] / 60:.1f} minutes of training, rejected trials apart",
         "machine": f"{value['cores']} cores",
         "versions": versions,
     }
