@@ -1,156 +1,33 @@
-"""Task: a module as functions of a vector, for one client and for many, and what it says of modules that cannot be."""
+"""Task: a module as functions of a vector, for one client and for many."""
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personafl.errors import ModelError
-from personafl.streams import mix, name_key
 from personafl.task import Batch, Task, absolute_error, correct, cross_entropy, squared_error
-
-CLASSES = 3
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def labels(*shape: int, seed: int = 0, classes: int = CLASSES) -> Tensor:
-    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def keys(count: int) -> Tensor:
-    return torch.from_numpy(mix(name_key("test"), np.arange(count)).view(np.int64))
-
-
-def a_batch(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Batch:
-    return Batch(x, y, torch.ones(len(x)) if weight is None else weight, keys(1)[0])
-
-
-def seeded(module_type, *args, **kwargs) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return module_type(*args, **kwargs)
-
-
-class Tokens(nn.Module):
-    """Mean embedding of int tokens, then a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 5)
-        self.out = nn.Linear(5, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.embed(x).mean(1))
-
-
-class Partly(nn.Module):
-    """A frozen parameter, a buffer, and a parameter that the forward pass does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, CLASSES)
-        self.frozen = nn.Parameter(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), requires_grad=False)
-        self.unused = nn.Parameter(torch.ones(2))
-        self.register_buffer("shift", torch.arange(4.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x * self.frozen + self.shift)
-
-
-class Scaled(nn.Module):
-    """A parameter without axes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature = nn.Parameter(torch.tensor(2.0))
-        self.linear = nn.Linear(4, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * self.temperature
-
-
-class Autoencoder(nn.Module):
-    """The decoder's weight is the encoder's: one tensor under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x)))
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, CLASSES))
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 4, 2),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(4, CLASSES),
-    )
-
-
-def dropout_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, CLASSES))
-
-
-def batch_norm_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
-    )
-
-
-def layer_norm_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, CLASSES))
-
-
-IMAGES, ROWS, BOXES = (2, 6, 6), (12,), (3, 4)
-
-# What the module is, one sample's shape, and whether it is computed without vmap.
-MODULES = {
-    "mlp": (mlp, BOXES, True),
-    "linear": (lambda: nn.Linear(12, CLASSES, bias=False), ROWS, True),
-    "mlp in place": (
-        lambda: nn.Sequential(nn.Linear(12, 5), nn.ReLU(inplace=True), nn.Linear(5, CLASSES)),
-        ROWS,
-        True,
-    ),
-    "nested": (
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(12, 5), nn.Tanh()), nn.Sequential(nn.Linear(5, CLASSES))),
-        ROWS,
-        True,
-    ),
-    "cnn": (cnn, IMAGES, False),
-    "dropout": (dropout_net, ROWS, False),
-    "batch norm": (batch_norm_net, IMAGES, False),
-    "layer norm": (layer_norm_net, ROWS, False),
-    "frozen layer": (
-        lambda: nn.Sequential(nn.Linear(12, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, CLASSES)),
-        ROWS,
-        False,
-    ),
-    "flatten two axes": (
-        lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(12, CLASSES)),
-        BOXES,
-        False,
-    ),
-}
-
+from tests.task_models import (
+    BOXES,
+    CLASSES,
+    IMAGES,
+    MODULES,
+    Autoencoder,
+    Partly,
+    Scaled,
+    Tokens,
+    a_batch,
+    assert_stacked_equals_single,
+    batch_norm_net,
+    cnn,
+    keys,
+    labels,
+    mlp,
+    random,
+    seeded,
+)
 
 # --- gradients --------------------------------------------------------------------------------------------------
 
@@ -412,26 +289,6 @@ def test_padding_changes_nothing(name, filling):
 # --- many clients at once ---------------------------------------------------------------------------------------
 
 
-def assert_stacked_equals_single(task: Task, x: Tensor, y: Tensor) -> None:
-    clients, size = y.shape[:2]
-    theta = task.theta0 + 0.3 * random(clients, task.size, seed=9)
-    weight = (torch.arange(size) < torch.tensor([size, size - 2, 1])[:, None]).float()
-    batch = Batch(x, y, weight, keys(clients))
-    gradients, sums = task.gradient_stacked(theta, batch), task.evaluate_stacked(theta, batch)
-    outputs = task.predict_stacked(theta, x, weight)
-    descended, pulled, anchor = theta.clone(), theta.clone(), task.theta0.expand(clients, -1)
-    task.descend_stacked(descended, batch, lr=0.5)
-    torch.testing.assert_close(descended, theta - 0.5 * gradients, rtol=1e-5, atol=1e-6)
-    task.descend_stacked(pulled, batch, lr=0.5, pull=0.3, anchor=anchor)
-    torch.testing.assert_close(pulled, descended - 0.5 * 0.3 * (theta - anchor), rtol=1e-5, atol=1e-5)
-    for k in range(clients):
-        mine = Batch(x[k], y[k], weight[k], batch.key[k])
-        torch.testing.assert_close(gradients[k], task.gradient(theta[k], mine), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(outputs[k], task.predict(theta[k], x[k], weight[k]), rtol=1e-4, atol=1e-5)
-        for measure, value in task.evaluate(theta[k], mine).items():
-            torch.testing.assert_close(sums[measure][k], value, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", list(MODULES))
 def test_many_clients_at_once_equal_one_by_one(name):
     make, shape, natively = MODULES[name]
@@ -472,145 +329,3 @@ def test_forward_hooks_are_not_forgotten():
     module = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, CLASSES))
     module[0].register_forward_hook(lambda layer, inputs, output: 2 * output)
     assert_stacked_equals_single(Task(module), random(3, 6, 12), labels(3, 6))
-
-
-# --- checks -----------------------------------------------------------------------------------------------------
-
-
-class FunctionalDropout(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward(x), 0.5, self.training)
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, CLASSES)
-        self.stats = nn.Module()
-        self.stats.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.stats.calls += 1
-        return self.body(x)
-
-
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x) if x.sum() > 0 else -self.body(x)
-
-
-@pytest.mark.parametrize("name", list(MODULES))
-def test_ordinary_modules_pass_the_check_and_can_be_stacked(name):
-    make, shape, _ = MODULES[name]
-    task = Task(make())
-    task.check(random(4, *shape), labels(4))
-    assert task.unstackable(random(4, *shape), labels(4)) is None
-
-
-def test_the_check_leaves_the_random_state_alone():
-    good, bad = Task(dropout_net()), Task(FunctionalDropout(4, CLASSES))
-    before = torch.get_rng_state()
-    good.check(random(4, 12), labels(4))
-    with pytest.raises(ModelError):
-        bad.check(random(4, 4), labels(4))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, track_running_stats=True)])
-def test_running_statistics_name_the_layer_and_a_way_out(layer):
-    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sequential(layer, nn.ReLU()))
-    with pytest.raises(
-        ModelError, match=r"'1\.0' \((Batch|Instance)Norm2d\).*nn\.GroupNorm.*track_running_stats=False"
-    ):
-        Task(module)
-
-
-def test_alpha_dropout_is_refused_by_name():
-    with pytest.raises(ModelError, match=r"'1' \(AlphaDropout\).*nn\.Dropout"):
-        Task(nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5)))
-
-
-def test_functional_dropout_is_detected():
-    with pytest.raises(ModelError, match=r"FunctionalDropout draws random numbers.*nn\.Dropout"):
-        Task(FunctionalDropout(4, CLASSES)).check(random(4, 4), labels(4))
-
-
-def test_a_buffer_changed_in_place_is_named():
-    with pytest.raises(ModelError, match=r"buffer 'stats\.calls' is changed in place.*'stats'"):
-        Task(Counting()).check(random(4, 4), labels(4))
-
-
-def test_features_of_the_wrong_shape_or_type():
-    with pytest.raises(ModelError, match=r"Linear fails on a batch of features \(4, 7\) torch\.float32.*shapes"):
-        Task(nn.Linear(5, CLASSES)).check(random(4, 7), labels(4))
-    with pytest.raises(ModelError, match=r"torch\.int64 and labels"):
-        Task(nn.Linear(5, CLASSES)).check(labels(4, 5), labels(4))
-    with pytest.raises(ModelError, match="Linear fails"):
-        Task(nn.Linear(5, 2), "mse").check(random(4, 5), random(4))
-
-
-def test_labels_beyond_the_outputs_are_an_error():
-    with pytest.raises(ModelError):
-        Task(nn.Linear(4, 2)).check(random(3, 4), torch.tensor([0, 1, 2]))
-
-
-def test_labels_beyond_the_outputs_are_counted():
-    with pytest.raises(ModelError, match="the model has 2 outputs but the data has label 2"):
-        Task(nn.Linear(4, 2)).check(random(3, 4), torch.tensor([0, 1, 2]))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [nn.CrossEntropyLoss(), lambda o, y: F.cross_entropy(o, y, reduction="none")[:, None]],
-    ids=["mean", "(n, 1)"],
-)
-def test_a_loss_must_give_one_value_a_sample(loss):
-    with pytest.raises(ModelError):
-        Task(nn.Linear(4, CLASSES), loss).check(random(5, 4), labels(5))
-
-
-def test_one_dropout_layer_used_twice():
-    drop = nn.Dropout(0.5)
-    Task(nn.Sequential(nn.Linear(4, 4), drop, nn.Linear(4, CLASSES), drop)).check(random(5, 4), labels(5))
-
-
-def test_two_dropout_layers():
-    task = Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, CLASSES)))
-    task.check(random(5, 4), labels(5))
-    assert_stacked_equals_single(task, random(3, 6, 4), labels(3, 6))
-
-
-def test_batch_norm_of_plain_features():
-    task = Task(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, CLASSES)))
-    task.check(random(5, 4), labels(5))
-    assert_stacked_equals_single(task, random(3, 6, 4), labels(3, 6))
-
-
-def test_lazy_modules_are_told_to_see_a_batch_first():
-    lazy = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, CLASSES))
-    with pytest.raises(ModelError, match=r"'0\.weight' is not initialized"):
-        Task(lazy)
-    lazy(random(2, 6))
-    assert Task(lazy).size == 6 * 4 + 4 + 4 * 3 + 3
-
-
-@pytest.mark.parametrize("module", [nn.Sequential(nn.Flatten()), nn.Linear(4, 3).requires_grad_(False)])
-def test_nothing_to_learn(module):
-    with pytest.raises(ModelError, match="no trainable parameters"):
-        Task(module)
-
-
-def test_a_branch_on_the_data_cannot_be_stacked_and_says_why():
-    task = Task(Branching())
-    task.check(random(4, 4), labels(4))
-    assert "control flow" in task.unstackable(random(4, 4), labels(4))
-
-
-def test_activation_size_counts_the_outputs_of_layers():
-    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    # 5 + 5 + 3 by the layers, 3 by the sequence itself.
-    assert Task(module).activation_size(random(9, 4)) == 16
