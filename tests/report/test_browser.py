@@ -141,7 +141,7 @@ def test_searching_a_thousand_clients_is_quick(browser, pages):
 
 
 def test_pointing_at_a_curve_shows_its_values(full):
-    full.run("document.getElementById('curves').scrollIntoView({ block: 'center', behavior: 'instant' })")
+    full.scroll_to("#curves")
     box = json.loads(full.run("JSON.stringify(document.querySelector('#curves svg').getBoundingClientRect())"))
     full.point(box["left"] + box["width"] - 125, box["top"] + box["height"] / 2)
     full.wait("!document.getElementById('tip').hidden")
