@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/reproduction_page.py
 
-Claims and notes are those that the tables have now: claims are decided again by the numbers that are kept, so that a
-sentence can be corrected without a run. Numbers are never touched.
+Claims, notes and cuts are those that the tables have now: claims are decided again by the numbers that are kept, so
+that a sentence can be corrected without a run. Numbers are never touched.
 """
 
 from pathlib import Path

@@ -22,5 +22,6 @@ def test_a_kept_result_is_a_full_run_with_the_claims_that_its_table_makes_now(fi
     [value] = [value for value in read(ROOT / "results") if value["table"] == file.stem]
     assert file.stem in TABLES and not value["quick"]
     assert file.read_text(encoding="utf-8") == refreshed(value), "run scripts/reproduction_page.py"
+    assert value["cut"] == TABLES[file.stem].cut
     assert set(numbers_of(value["numbers"])) <= set(TABLES[file.stem].parts)
     assert file.stat().st_size < 200_000

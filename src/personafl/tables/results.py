@@ -57,7 +57,7 @@ def results(name: str, table: Table, found: Found, measured: Measured) -> dict[s
 
 
 def judged(value: dict[str, Any], table: Table) -> dict[str, Any]:
-    """The same with the table's claims decided by the numbers that it holds, and the table's notes."""
+    """The same with the table's claims decided by the numbers that it holds, and what the table says of itself."""
     numbers = numbers_of(value["numbers"])
     claims = []
     for claim in table.claims:
@@ -65,7 +65,7 @@ def judged(value: dict[str, Any], table: Table) -> dict[str, Any]:
         claims.append(
             {"claim": claim.text, "place": claim.place, "should_hold": claim.should_hold, **asdict(finding)}
         )  # fmt: skip
-    return {**value, "claims": claims, "notes": [asdict(note) for note in table.notes]}
+    return {**value, "cut": table.cut, "claims": claims, "notes": [asdict(note) for note in table.notes]}
 
 
 def rows(table: Table, numbers: Numbers) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def refreshed(value: dict[str, Any]) -> str:
-    """The text of a result file with the claims and notes that its table has now, decided by the numbers it holds."""
+    """The text of a result file with what its table says now; claims are decided by the numbers that it holds."""
     return kept_text(judged(value, TABLES[value["table"]]) if value["table"] in TABLES else value)
 
 
