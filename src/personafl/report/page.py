@@ -34,9 +34,9 @@ def page(data: Mapping[str, Any], live: bool = False) -> str:
     live
         The page asks the server it came from for newer data, every two seconds.
     """
-    style, script = _style(), "\n".join(_resource(name) for name in SCRIPTS)
+    style, script = style_sheet(), "\n".join(_resource(name) for name in SCRIPTS)
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        f"default-src 'none'; style-src '{policy_hash(style)}'; script-src '{policy_hash(script)}'; img-src data:; "
         f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
     )
     values = {
@@ -60,7 +60,8 @@ def json_block(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _style() -> str:
+def style_sheet() -> str:
+    """The style of the page, both themes; tables' pages use it, too."""
     colours = {
         "light": " ".join(f"--m{i}: {c};" for i, c in enumerate(LIGHT)),
         "dark": f"{_DARK} {' '.join(f'--m{i}: {c};' for i, c in enumerate(DARK))}",
@@ -79,7 +80,8 @@ def _light_only() -> str:
     return re.search(r":root \{(.*?)\}", _resource("page.css"), re.S)[1].strip()  # type: ignore[index]
 
 
-def _hash(text: str) -> str:
+def policy_hash(text: str) -> str:
+    """How a Content-Security-Policy names a style or script that is in the page."""
     return f"sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}"
 
 

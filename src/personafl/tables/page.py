@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from personafl.files import write_atomically, write_text
 from personafl.report.figures import FORMATS, STYLE
-from personafl.report.page import _hash, _style
+from personafl.report.page import policy_hash, style_sheet
 from personafl.tables.show import cells, matrix, sentence, without_published
 
 _MORE = """
@@ -43,8 +43,8 @@ def write_page(value: Mapping[str, Any], figures: Mapping[str, tuple[Figure, str
 
 def page(value: Mapping[str, Any], pictures: list[tuple[bytes, str]]) -> str:
     """The page; pictures are PNG files with captions. There is no script in it, and none would be allowed to run."""
-    style = _style() + _MORE
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    style = style_sheet() + _MORE
+    policy = f"default-src 'none'; style-src '{policy_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
     title = html.escape(value["table"])
     body = io.StringIO()
     for line in _body(value, pictures):
