@@ -403,12 +403,10 @@ def test_clients_are_named_after_their_type_which_is_their_group(small):
     assert build(QUICK).x.shape[1:] == (1, 8, 98)
 
 
-def test_the_seed_decides_and_the_second_load_gives_the_same_and_is_quick(small, monkeypatch):
+def test_the_seed_decides_and_the_second_load_gives_the_same_from_the_cache(small, monkeypatch):
     first = build(QUICK, seed=1)
-    start = time.perf_counter()
     monkeypatch.setattr("personafl.data.sources.wakeword.recorded", None)  # from the cache only
     again = build(QUICK, seed=1)
-    assert time.perf_counter() - start < 1
     assert again.fingerprint == first.fingerprint
     monkeypatch.undo()
     assert first.fingerprint != build(QUICK, seed=2).fingerprint
