@@ -5,8 +5,8 @@ import pytest
 
 from personafl.compare import Search
 from personafl.tables import persfl_measures
-from personafl.tables.claims import Number
-from personafl.tables.persfl_measures import FEDAVG, at_most, improvement, measured_part, rounds_to_match
+from personafl.tables.claims import Number, at_most
+from personafl.tables.persfl_measures import FEDAVG, improvement, measured_part, rounds_to_match
 from personafl.tables.persfl_tables import GRID, ROWS, TABLE, first, main_runs, second
 from personafl.tables.table import Found
 from tests.tables.cells import run_cell, use_real_data

@@ -56,6 +56,14 @@ def test_a_difference_is_ours_minus_published_where_the_data_is_the_same(value):
     assert entry(value, "a", "W")["count"] == 0 == entry(value, "absent", "X")["count"]
 
 
+def test_values_are_not_paired_where_a_run_has_failed():
+    """The seeds of two methods that lost one each may be different ones."""
+    found = Found(seed=4, failures=[("a", "x", 5, "diverged")])
+    value = results("made-up", TABLE, found, Measured(NUMBERS))
+    assert entry(value, "a", "X")["values"] == [] and entry(value, "a", "X")["standard_error"] == 1.0
+    assert "+10.5 ± 1.1" in value["claims"][0]["figures"]
+
+
 def test_numbers_come_back_from_json(value):
     back = numbers_of(json.loads(kept_text(value))["numbers"])
     assert back["a"] == NUMBERS["a"] and back["drawn"] == NUMBERS["drawn"] and "absent" not in back
@@ -78,7 +86,7 @@ def test_claims_are_decided_again_from_what_is_kept(value):
     kept = json.loads(kept_text(value))
     assert judged({**kept, "claims": [], "notes": []}, TABLE) == value
     assert [c["verdict"] for c in value["claims"]] == ["holds", "not measured"]
-    assert tally(value) == {"holds": 1, "not measured": 1}
+    assert tally(value["claims"]) == {"holds": 1, "not measured": 1}
     assert value["command"] == "personafl reproduce made-up --seed 4"
 
 
@@ -88,14 +96,15 @@ def test_a_terminal_of_80_columns_shows_every_number(value):
         console.print(table)
     told = console.export_text()
     assert "…" not in told and "81.00 ± 1.00" in told and "+2.00" in told and "1.50±0.01" in told
-    assert "not the paper's" in told and "Not run" not in told
-    assert sentence(value) == "Of 2 claims 1 hold, 1 not measured."
+    assert "not the paper's" in told and "Not run" not in told and "(a variation of Table 4)" in " ".join(told.split())
+    assert sentence(value) == "Of 1 claim 1 holds; of 1 variation 1 not measured."
 
 
 def test_the_page_shows_text_as_text_and_runs_nothing(value):
     html = page(value, [(b"\x89PNG", f"A figure {HOSTILE}")])
     assert "<script" not in html and "&lt;script&gt;" in html and "script-src" not in html
     assert "default-src 'none'" in html and "81.00 ± 1.00" in html and "data:image/png;base64,iVBORw==" in html
+    assert "(a variation of Table 4)" in html
 
 
 def test_the_summary_counts_what_should_hold_and_escapes_its_columns(value):

@@ -88,9 +88,11 @@ class Curve:
         return [{"round": 5 * (i + 1), "personal_accuracy": v} for i, v in enumerate(self.values)]
 
 
-def test_jitter_is_the_mean_change_in_the_second_half():
-    found = selffl_fig1.jitter({"fedavg": {0: Curve([0.0, 0.9, 0.5, 0.6, 0.4, 0.4]), 1: Curve([0.0, 1.0, 0, 0, 0, 0])}})
-    assert found["FedAvg"].values == pytest.approx([10.0, 0.0])  # 0.6 → 0.4 → 0.4
+def test_falls_are_the_mean_fall_in_the_second_half_and_a_rise_is_none():
+    found = selffl_fig1.falls(
+        {"fedavg": {0: Curve([0.0, 0.9, 0.5, 0.6, 0.4, 0.5]), 1: Curve([0.0, 1.0, 0, 0, 0, 0.9])}}
+    )
+    assert found["FedAvg"].values == pytest.approx([10.0, 0.0])  # 0.6 → 0.4 → 0.5
 
 
 def test_quantiles_and_shares_of_figure_3():

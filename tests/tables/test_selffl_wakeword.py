@@ -69,6 +69,9 @@ def test_published_numbers_are_in_the_order_that_the_paper_claims():
     assert min(means, key=means.get) == "Self-FL" and means["FedAvg-w"] > 8
     personal = {row: np.mean([*columns.values()]) for row, columns in selffl_wakeword.PERSONAL_NORMAL.items()}
     assert min(personal, key=personal.get) == "Self-FL"
+    sampled = selffl_wakeword.TABLE.parts["sampled clients, normal"].published
+    often, seldom = (np.mean([*sampled[row].values()]) for row in (selffl_wakeword.CLIENT, selffl_wakeword.RARE))
+    assert often < seldom
     alarm = selffl_wakeword.TABLE.parts["sampled clients, alarm"].published
     assert all(set(columns) == {"B", "D", "E"} for columns in alarm.values())
 

@@ -19,7 +19,7 @@ VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "not decided", "not m
 
 @dataclass(frozen=True)
 class Number:
-    """A measured number: mean, standard error and how many values it is of; the values, one a seed, where kept."""
+    """A measured number: mean, standard error and how many values it is of; the values by seed, where kept."""
 
     mean: float
     error: float
@@ -55,8 +55,7 @@ class Claim:
     check
         Decides it.
     should_hold
-        Whether it belongs to those that a right implementation is expected to reproduce. Others are shown for what
-        they are: variations, and sentences whose conditions are not met here.
+        Whether a paper says it. Others are variations of ours: they are shown as such, and not counted.
     """
 
     text: str
@@ -123,6 +122,16 @@ def at_least(part: str, column: str, row: str, value: float) -> Check:
     return check
 
 
+def at_most(part: str, column: str, row: str, value: float) -> Check:
+    """Check that a number is below a given value."""
+
+    def check(numbers: Numbers) -> Finding:
+        found = numbers[part][row][column]
+        return Finding(beyond(_negative(found), -value), f"{column}: {row} {_written(found)}; limit {value:g}")
+
+    return check
+
+
 def every(*checks: Check) -> Check:
     """All of several checks hold; it does not hold if one of them does not. The figures are those that decide it."""
 
@@ -135,13 +144,13 @@ def every(*checks: Check) -> Check:
 
 
 def difference(a: Number, b: Number) -> Number:
-    """a − b; by seed where both have a value for each seed, so that what seeds share falls out.
+    """a − b; by seed where both have values, so that what seeds share falls out. Who has fewer has the first seeds.
 
-    >>> difference(Number(2.0, 1.0, 2, (1.0, 3.0)), Number(1.0, 1.0, 2, (0.0, 2.0)))
+    >>> difference(Number(2.0, 1.0, 2, (1.0, 3.0)), Number(1.5, 0.8, 3, (0.0, 2.0, 2.5)))
     Number(mean=1.0, error=0.0, count=2, values=(1.0, 1.0))
     """
-    if len(a.values) == len(b.values) > 0:
-        gaps = np.subtract(a.values, b.values)
+    if both := min(len(a.values), len(b.values)):
+        gaps = np.subtract(a.values[:both], b.values[:both])
         error = float(gaps.std(ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else np.nan
         return Number(float(gaps.mean()), error, len(gaps), tuple(gaps.tolist()))
     return Number(a.mean - b.mean, float(np.hypot(a.error, b.error)), min(a.count, b.count))

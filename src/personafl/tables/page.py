@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from personafl.files import write_atomically, write_text
 from personafl.report.figures import FORMATS, STYLE
 from personafl.report.page import policy_hash, style_sheet
-from personafl.tables.show import cells, matrix, sentence, without_published
+from personafl.tables.show import cells, claimed, matrix, sentence, without_published
 
 _MORE = """
 .verdict { font-weight: 600; white-space: nowrap; }
@@ -108,7 +108,7 @@ def _claims(value: Mapping[str, Any]) -> Iterator[str]:
     for claim in value["claims"]:
         kind = claim["verdict"].replace(" ", "-")
         yield f'<tr><td class="verdict {kind}">{html.escape(claim["verdict"])}</td>'
-        yield f"<td>{html.escape(claim['claim'])} ({html.escape(claim['place'])})"
+        yield f"<td>{html.escape(claimed(claim))}"
         yield f'<br><span class="figures">{html.escape(claim["figures"])}</span></td></tr>'
     yield "</tbody></table></div>"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from personafl.metrics import fairness_of, improvement_of, quantum_of_improvement
 from personafl.run import Run
 from personafl.study import accuracy_of, mean_accuracies
-from personafl.tables.claims import Check, Finding, Number, Numbers, beyond
+from personafl.tables.claims import Number
 from personafl.tables.measures import Runs
 from personafl.tables.table import number
 
@@ -78,19 +78,6 @@ def rounds_to_match(run: Run, target: float) -> float:
     """The first evaluated round whose mean accuracy comes close to the target; the last if none does."""
     rounds, means = mean_accuracies(run)
     return float(next((r for r, mean in zip(rounds, means, strict=True) if mean >= target - SAME), rounds[-1]))
-
-
-def at_most(part: str, column: str, row: str, value: float) -> Check:
-    """Check that a number is below a given value."""
-
-    def check(numbers: Numbers) -> Finding:
-        found = numbers[part][row][column]
-        negative = Number(-found.mean, found.error, found.count)
-        return Finding(
-            beyond(negative, -value), f"{column}: {row} {found.mean:.4g} ± {found.error:.2g}; limit {value:g}"
-        )
-
-    return check
 
 
 def _users(run: Run) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -49,7 +49,7 @@ def results(name: str, table: Table, found: Found, measured: Measured) -> dict[s
             key: {"title": part.title, "place": part.place, "other_data": part.other_data, "spread": part.spread}
             for key, part in table.parts.items()
         },
-        "numbers": rows(table, measured.numbers),
+        "numbers": rows(table, measured.numbers, by_seed=not found.failures),
         "searches": _searches(found),
         "failures": [dict(zip(("part", "method", "seed", "why"), f, strict=True)) for f in found.failures],
     }
@@ -68,8 +68,12 @@ def judged(value: dict[str, Any], table: Table) -> dict[str, Any]:
     return {**value, "cut": table.cut, "claims": claims, "notes": [asdict(note) for note in table.notes]}
 
 
-def rows(table: Table, numbers: Numbers) -> list[dict[str, Any]]:
-    """A row for each number: published, measured, difference. What is published and not measured is there too."""
+def rows(table: Table, numbers: Numbers, by_seed: bool = True) -> list[dict[str, Any]]:
+    """A row for each number: published, measured, difference. What is published and not measured is there too.
+
+    Values are kept where the first of each is of the first seed, the second of the second, …: not `by_seed` where runs
+    have failed. Claims pair them by place.
+    """
     out = []
     for part, described in table.parts.items():
         measured: Mapping[str, Mapping[str, Number]] = numbers.get(part, {})
@@ -79,7 +83,7 @@ def rows(table: Table, numbers: Numbers) -> list[dict[str, Any]]:
                 published, spread = given if isinstance(given, tuple) else (given, None)
                 ours = measured.get(row, {}).get(column)
                 known = ours is not None and published is not None and not described.other_data
-                kept = ours is not None and len(ours.values) <= MOST_VALUES
+                kept = by_seed and ours is not None and len(ours.values) <= MOST_VALUES
                 out.append(
                     {
                         "part": part, "row": row, "column": column, "published": published, "spread": spread,
@@ -104,9 +108,9 @@ def numbers_of(listed: list[dict[str, Any]]) -> Numbers:
     return out
 
 
-def tally(value: Mapping[str, Any]) -> dict[str, int]:
-    """How many claims hold, do not hold, …; verdicts that none has are left out."""
-    verdicts = [claim["verdict"] for claim in value["claims"]]
+def tally(claims: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of these claims hold, do not hold, …; verdicts that none has are left out."""
+    verdicts = [claim["verdict"] for claim in claims]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
 

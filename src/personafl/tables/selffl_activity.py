@@ -1,8 +1,9 @@
 """Self-FL preprint, E.5 and E.6: few active clients and the smoothing, and the number of local steps over the rounds.
 
-E.5 (Figure 9): MNIST with C = 0.02, otherwise as in Figure 1. The smoothing coefficient is C in the paper; others are
-beside it. E.6 (Figures 10 and 11) has C = 0.1 and does not name its data: MNIST here, the runs of Figure 1. ℓ is what a
-client took in a round, so at most 40; the paper speaks of "theoretical values".
+E.5 (Figure 9): MNIST with C = 0.02, otherwise as in Figure 1, with the λ for Ditto that was searched there. The
+smoothing coefficient is C in the paper; others are beside it. E.6 (Figures 10 and 11) has C = 0.1 and does not name its
+data: MNIST here, the runs of Figure 1. ℓ is what a client took in a round, so at most 40; the paper speaks of
+"theoretical values".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from personafl.run import Run
 from personafl.runner import Schedule
 from personafl.tables.claims import Claim, Number, below
 from personafl.tables.measures import by_round, over_rounds
-from personafl.tables.selffl_federations import SEEDS, config, main_runs
+from personafl.tables.selffl_federations import SEEDS, config, main_runs, methods, search
 from personafl.tables.table import Found, Measured, Note, Part, Table, number, planned
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "selffl-smoothing-0.5": {"algorithm": {**SELFFL, "smoothing": 0.5}},
     "selffl": {},
     "fedavg": {},
-    "ditto": {},
 }
 ROWS = {
     "selffl-activity": "Self-FL, smoothing C",
@@ -49,10 +49,15 @@ MARKS = {"round 100": 0.5, "round 150": 0.75, "round 200": 1.0}
 COLUMNS = {"mean ℓ of the active": "steps", "mean σ² of the active": "sigma2"}
 
 
-def stage(found: Found) -> Sequence[tuple[str, Plan]]:
+def first(found: Found) -> Sequence[tuple[str, Plan]]:
+    return [search("mnist", found, ["ditto"])]
+
+
+def second(found: Found) -> Sequence[tuple[str, Plan]]:
     tables = {**config("mnist", found.quick), "activity": 0.05 if found.quick else 0.02}
+    every = {**METHODS, "ditto": methods("mnist", found)["ditto"]}
     return [
-        (SPARSE, planned(tables, METHODS, found.seeds(SEEDS))),
+        (SPARSE, planned(tables, every, found.seeds(SEEDS))),
         (STEPS, main_runs("mnist", found, ["selffl-activity"])[1]),
     ]
 
@@ -127,13 +132,13 @@ SLOW, OTHERS = "Self-FL, smoothing C", ["FedAvg", "Ditto"]
 TABLE = Table(
     about="MNIST with 2% active clients and several smoothing coefficients (E.5); local steps over the rounds (E.6)",
     paper="Self-FL preprint, appendices E.5 and E.6, Figures 9 to 11",
-    cost="3 minutes, less after selffl-fig1",
+    cost="8 minutes, less after selffl-fig1",
     data=("mnist",),
     parts={
         SPARSE: Part("MNIST, 1,000 clients, C = 0.02", "Figure 9"),
         STEPS: Part("MNIST, 1,000 clients, C = 0.1: Self-FL's local steps", "Figures 10, 11"),
     },
-    stages=(stage,),
+    stages=(first, second),
     measure=measure,
     figures=figures,
     claims=(

@@ -69,11 +69,11 @@ def config(federation: str, quick: bool, validation: bool = False) -> dict[str, 
     return tables
 
 
-def search(federation: str, found: Found) -> tuple[str, Plan]:
+def search(federation: str, found: Found, only: Sequence[str] = tuple(GRID)) -> tuple[str, Plan]:
     """The first stage: what the paper leaves open. Two seeds, because the validation data of 200 clients is small."""
     tables = config(federation, found.quick, validation=True)
-    seeds = found.seeds(2, 1)
-    return f"search {federation}", planned(tables, {m: METHODS[m] for m in GRID}, seeds, GRID, len(seeds))
+    seeds, grid = found.seeds(2, 1), {method: GRID[method] for method in only}
+    return f"search {federation}", planned(tables, {m: METHODS[m] for m in only}, seeds, grid, len(seeds))
 
 
 def methods(federation: str, found: Found) -> dict[str, dict[str, Any]]:

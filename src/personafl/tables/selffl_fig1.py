@@ -1,8 +1,9 @@
 """Self-FL, Figure 1: weighted accuracy of the personalized models over 200 rounds, on MNIST and FEMNIST.
 
 Protocol: `selffl_federations.py`. The baselines are also run with 40 local steps, Self-FL's limit, as the paper does on
-FEMNIST to show that its advantage does not come from more steps. "Jitter" is how much accuracy changes from one
-evaluation (every 5 rounds) to the next, on average over the second half: what the paper calls stable convergence.
+FEMNIST to show that its advantage does not come from more steps. "Falls" is how much accuracy falls from one evaluation
+(every 5 rounds) to the next, on average over the second half, a rise being a fall of 0: what the paper calls stable
+convergence. (Every change, up or down, would count against who is still learning.)
 """
 
 from __future__ import annotations
@@ -67,19 +68,19 @@ def measure(found: Found) -> Measured:
     numbers: dict[str, dict[str, dict[str, Number]]] = {}
     for part in federations():
         numbers[part] = columns(found.runs[part], EVERY, {"accuracy": "accuracy"})
-        for row, value in jitter(found.runs[part]).items():
-            numbers[part][row]["jitter"] = value
+        for row, value in falls(found.runs[part]).items():
+            numbers[part][row]["falls"] = value
     return Measured(numbers, {part: over_rounds(found.runs[part], EVERY) for part in federations()})
 
 
-def jitter(runs: Runs) -> dict[str, Number]:
-    """Mean |change| of accuracy between evaluations of the second half, in percentage points."""
+def falls(runs: Runs) -> dict[str, Number]:
+    """Mean fall of accuracy between evaluations of the second half, in percentage points."""
     out = {}
     for method, row in EVERY.items():
         if runs.get(method):
             _, values = by_round(list(runs[method].values()))
             later = values[:, values.shape[1] // 2 :]
-            out[row] = number(np.abs(np.diff(later, axis=1)).mean(1).tolist(), 100)
+            out[row] = number(np.maximum(-np.diff(later, axis=1), 0.0).mean(1).tolist(), 100)
     return out
 
 
@@ -100,18 +101,20 @@ def figures(measured: Measured) -> dict[str, tuple[Figure, str]]:
 
 
 def claims(part: str, row: str = "Self-FL", remark: str = "", should_hold: bool = True) -> list[Claim]:
+    """Section 4.2 has 40 steps on FEMNIST only, without FedAvg."""
     return [
         Claim(
             f"Self-FL{remark} achieves the highest personalized accuracy on {part}: above FedAvg, Ditto, pFedMe and "
             "Per-FedAvg", "Section 4.2, Figure 1", (part,), above(part, "accuracy", row, BASELINES), should_hold,
         ),
         Claim(
-            f"The advantage is not one of more steps: Self-FL{remark} is above the baselines with 40 steps on {part}",
-            "Section 4.2", (part,), above(part, "accuracy", row, tuple(LONGER.values())), should_hold,
+            f"The advantage is not one of more steps: Self-FL{remark} is above Ditto, pFedMe and Per-FedAvg with 40 "
+            f"steps on {part}", "Section 4.2", (part,), above(part, "accuracy", row, tuple(FORTY)[:3]),
+            should_hold and part != "mnist",
         ),
         Claim(
-            f"Self-FL{remark} converges more stably on {part}: less jitter than each baseline",
-            "Section 4.2, Figure 1", (part,), below(part, "jitter", row, BASELINES), should_hold,
+            f"Self-FL{remark} converges more stably on {part}: its accuracy falls less than each baseline's",
+            "Section 4.2, Figure 1", (part,), below(part, "falls", row, BASELINES), should_hold,
         ),
     ]  # fmt: skip
 

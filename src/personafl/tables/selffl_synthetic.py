@@ -138,21 +138,24 @@ def mean_and_error(values: Floats) -> Floats:
 
 
 def study(repeats: int, rounds: int, seed: int, tell: Callable[[str], None]) -> dict[int, Any]:
-    """Both cases. For each: `oracles` name → (2,), `errors` row → activity → personal, global → (2, rounds)."""
+    """Both cases. For each: `oracles` name → (repeats,), `errors` row → activity → personal, global → (2, rounds), mean
+    and standard error over repeats, and `last`, the same for the last round → (repeats,).
+    """
     found: dict[int, Any] = {}
     for case in CASES:
         problem = draw(case, repeats, rounds, seed)
         rows = methods(problem.sigma0_2)
         errors: dict[str, dict[float, dict[str, Floats]]] = {name: {} for name in rows}
+        last: dict[str, dict[float, dict[str, Floats]]] = {name: {} for name in rows}
         for activity in ACTIVITIES:
             tell(f"case {case}, C = {activity:g}")
             cohorts = draw_cohorts(activity, problem.z.shape, rounds, seed)
             for name, method in rows.items():
                 personal, server = simulate(method, problem, cohorts)
                 errors[name][activity] = {"personal": mean_and_error(personal), "global": mean_and_error(server)}
-        known = {name: mean_and_error(values) for name, values in oracles(problem).items()}
+                last[name][activity] = {"personal": personal[-1], "global": server[-1]}
         settings = {name: {"name": a.name, **asdict(a), "variances": v} for name, (a, v) in rows.items()}
-        found[case] = {"oracles": known, "errors": errors, "methods": settings}
+        found[case] = {"oracles": oracles(problem), "errors": errors, "last": last, "methods": settings}
     return found
 
 

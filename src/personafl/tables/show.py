@@ -12,6 +12,7 @@ from rich.text import Text
 from personafl.tables.results import tally
 
 QUICK = "A quick run, to see that it works: its numbers say nothing of the paper."
+VARIATION = "a variation"
 COLOURS = {"holds": "green", "does not hold": "red", "not decided": "yellow", "not measured": "dim"}
 
 
@@ -42,7 +43,7 @@ def tables(value: Mapping[str, Any]) -> Iterator[Shown]:
     claims.add_column("", no_wrap=True)
     claims.add_column("claim, and the figures that decide it", overflow="fold")
     for claim in value["claims"]:
-        what = Text(f"{claim['claim']} ({claim['place']})\n{claim['figures']}")
+        what = Text(f"{claimed(claim)}\n{claim['figures']}")
         claims.add_row(Text(claim["verdict"], style=COLOURS[claim["verdict"]]), what)
     if value["claims"]:
         yield claims
@@ -89,16 +90,34 @@ def cells(entry: Mapping[str, Any]) -> tuple[str, str, str]:
     return published, ours, difference
 
 
-def sentence(value: Mapping[str, Any]) -> str:
-    """How many claims hold.
+def claimed(claim: Mapping[str, Any]) -> str:
+    """A claim and where it is from; a variation is called one."""
+    place = claim["place"]
+    return f"{claim['claim']} ({place if claim['should_hold'] or place == VARIATION else f'{VARIATION} of {place}'})"
 
-    >>> sentence({"claims": [{"verdict": "holds"}, {"verdict": "holds"}, {"verdict": "not decided"}]})
-    'Of 3 claims 2 hold, 1 not decided.'
+
+def sentence(value: Mapping[str, Any]) -> str:
+    """How many of the paper's claims hold, and of our variations of them.
+
+    >>> claim = {"verdict": "holds", "should_hold": True}
+    >>> sentence({"claims": [claim, claim, claim | {"verdict": "not decided"}, claim | {"should_hold": False}]})
+    'Of 3 claims 2 hold, 1 not decided; of 1 variation 1 holds.'
     """
-    words = {"holds": "hold", "does not hold": "do not hold"}
-    listed = ", ".join(f"{count} {words.get(verdict, verdict)}" for verdict, count in tally(value).items())
-    counted = f"Of {len(value['claims'])} claims {listed}." if value["claims"] else "There are no claims to check."
-    return f"{counted} {QUICK}" if value.get("quick") else counted
+    kinds = [
+        ("claim", [claim for claim in value["claims"] if claim["should_hold"]]),
+        ("variation", [claim for claim in value["claims"] if not claim["should_hold"]]),
+    ]
+    counted = "; ".join(f"of {len(of)} {kind}{'s' * (len(of) > 1)} {_counts(of)}" for kind, of in kinds if of)
+    said = f"{counted[0].upper()}{counted[1:]}." if counted else "There are no claims to check."
+    return f"{said} {QUICK}" if value.get("quick") else said
+
+
+def _counts(claims: Sequence[Mapping[str, Any]]) -> str:
+    several = {"holds": "hold", "does not hold": "do not hold"}
+    return ", ".join(
+        f"{count} {verdict if count == 1 else several.get(verdict, verdict)}"
+        for verdict, count in tally(claims).items()
+    )
 
 
 def _places(value: float) -> int:

@@ -48,7 +48,7 @@ def _glance(values: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| table | paper | ✓ | ✗ | ? | – | runs | seeds | minutes of training |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
     for value in values:
-        counts = tally({"claims": [claim for claim in value["claims"] if claim["should_hold"]]})
+        counts = tally(claim for claim in value["claims"] if claim["should_hold"])
         shown = " | ".join(str(counts.get(verdict, "")) for verdict in VERDICTS)
         link = f"[{value['table']}](#{value['table']})"
         minutes = f"{value['training_seconds'] / 60:.0f}" if value["runs"] else ""

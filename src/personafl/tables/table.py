@@ -167,7 +167,7 @@ def planned(
     Parameters
     ----------
     tables
-        A config without algorithm and seed; one thread of the stacked engine where it names no engine.
+        A config without algorithm and seed; the stacked engine where it names no engine.
     methods
         What each method sets, as under `[methods.NAME]` of a config. A name that is not an algorithm needs
         `algorithm.name`. Names are parts of folder names: `fedavg-40`. Runs are shared between tables, where names
