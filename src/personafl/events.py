@@ -35,7 +35,7 @@ class Listener:
         """A run starts, or goes on after `round`."""
 
     def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
-        """All clients were evaluated: a row for each, and what the algorithm reports about the federation."""
+        """Clients (all, or `eval_clients` of them) were evaluated: a row for each, and what the algorithm reports."""
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         """A round ended: its line of rounds.jsonl, and how long its parts took."""

@@ -84,7 +84,7 @@ class Task:
         `"cross_entropy"` (classification), `"mse"` (regression), or a function `(outputs, y) -> value per sample`.
     metrics
         Name to a function `(outputs, y) -> value per sample`; evaluation reports their sums over a client's
-        samples. Left out: `correct` for classification, `abs_error` for regression.
+        samples. Left out: `correct` for classification, `abs_error` for regression, none with a loss of your own.
 
     Examples
     --------
