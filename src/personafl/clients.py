@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Local, Sent, Setting, State, Uploads
-from personafl.engines.base import Engine, Work
+from personafl.engines.base import Engine, Work, give_back_memory
 from personafl.engines.batches import Ints
 from personafl.evaluation import Columns, Moment, Personal, Roster, measure, personal_models, shared_model
 from personafl.folder import RunFolder
@@ -241,6 +241,9 @@ class LocalClients(Clients):
         folder.write_others([names[i] for i in others], one)
         models = (self.task.state_dict(theta.cpu()) for theta in self.personal(moment, mine))
         folder.write_personal([names[i] for i in mine], models)
+
+    def close(self) -> None:
+        give_back_memory()  # the process may make more runs, and others may be beside it
 
     def _kept(self, moment: Moment) -> NDArray[np.bool_]:
         return np.ones(len(self.roster), np.bool_) if moment.kept is None else moment.kept

@@ -6,7 +6,7 @@ import ctypes
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -282,6 +282,12 @@ def reuse_memory() -> None:
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
     except (OSError, AttributeError):
         pass  # another C library: its defaults stay
+
+
+def give_back_memory() -> None:
+    """Hand what `reuse_memory` has kept back to the system: for the end of a run, as others may follow."""
+    with suppress(OSError, AttributeError):  # another C library was not asked to keep anything
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @contextmanager
