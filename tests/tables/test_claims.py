@@ -46,6 +46,12 @@ def test_near_is_decided_in_both_directions():
     assert near("part", "accuracy", "c", "a", 1.0)(found).verdict == "does not hold"
 
 
+def test_who_has_fewer_seeds_is_compared_with_the_same_seeds():
+    found = numbers(a=[70.0, 80.0, 90.0, 10.0], b=[69.0, 79.1, 88.9])
+    said = above("part", "accuracy", "a", ["b"])(found)
+    assert said.verdict == "holds" and "b 79.00 (+1 ± 0.058, 3 seeds)" in said.figures
+
+
 def test_one_seed_decides_nothing():
     assert above("part", "accuracy", "a", ["b"])(numbers(a=[90.0], b=[10.0])).verdict == "not decided"
     assert at_least("part", "accuracy", "a", 0.0)(numbers(a=[90.0])).verdict == "not decided"

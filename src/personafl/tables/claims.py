@@ -80,7 +80,8 @@ def above(part: str, column: str, row: str, others: Sequence[str], by: float = 0
         found = numbers[part]
         gaps = {other: difference(found[row][column], found[other][column]) for other in others}
         verdict = together([beyond(gap, by) for gap in gaps.values()])
-        listed = ", ".join(f"{o} {found[o][column].mean:.2f} ({_signed(g)})" for o, g in gaps.items())
+        most = found[row][column].count
+        listed = ", ".join(f"{o} {found[o][column].mean:.2f} ({_signed(g, most)})" for o, g in gaps.items())
         return Finding(verdict, f"{column}: {row} {_written(found[row][column])}; {listed}")
 
     return check
@@ -93,7 +94,8 @@ def below(part: str, column: str, row: str, others: Sequence[str], by: float = 0
         found = numbers[part]
         gaps = {other: difference(found[row][column], found[other][column]) for other in others}
         verdict = together([beyond(_negative(gap), by) for gap in gaps.values()])
-        listed = ", ".join(f"{o} {found[o][column].mean:.4g} ({_signed(g)})" for o, g in gaps.items())
+        most = found[row][column].count
+        listed = ", ".join(f"{o} {found[o][column].mean:.4g} ({_signed(g, most)})" for o, g in gaps.items())
         return Finding(verdict, f"{column}: {row} {_written(found[row][column])}; {listed}")
 
     return check
@@ -106,7 +108,7 @@ def near(part: str, column: str, row: str, other: str, within: float) -> Check:
         a, b = numbers[part][row][column], numbers[part][other][column]
         gap = difference(a, b)
         verdict = together([beyond(gap, -within), beyond(_negative(gap), -within)])
-        figures = f"{column}: {row} {_written(a)}, {other} {_written(b)} ({_signed(gap)}; limit {within:.3g})"
+        figures = f"{column}: {row} {_written(a)}, {other} {_written(b)} ({_signed(gap, a.count)}; limit {within:.3g})"
         return Finding(verdict, figures)
 
     return check
@@ -184,5 +186,7 @@ def _written(number: Number) -> str:
     return f"{number.mean:.4g} ± {number.error:.2g}" if np.isfinite(number.error) else f"{number.mean:.4g}"
 
 
-def _signed(number: Number) -> str:
-    return f"{number.mean:+.3g} ± {number.error:.2g}" if np.isfinite(number.error) else f"{number.mean:+.3g}"
+def _signed(gap: Number, most: int) -> str:
+    """A difference; of how many seeds, where the first number has more (`most`)."""
+    written = f"{gap.mean:+.3g} ± {gap.error:.2g}" if np.isfinite(gap.error) else f"{gap.mean:+.3g}"
+    return f"{written}, {gap.count} seed{'s' * (gap.count > 1)}" if gap.count < most else written
