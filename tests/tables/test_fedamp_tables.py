@@ -69,7 +69,7 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
             for point in plan.points(method):
                 assert plan.job(method, 0, point).config.schedule.rounds == 30
     for part, plan in runs:
-        assert part in TABLE.parts and plan.seeds == (0, 1)
+        assert part in TABLE.parts and plan.seeds == (0, 1, 2)
         assert {plan.job(method, 0).config.schedule.rounds for method in METHODS} == {60}
     apart = {f"{source} practical, alike apart" for source in ("mnist", "fmnist")}
     assert set(varied) == apart | {f"{source} practical, long rounds" for source in DATA}
