@@ -305,7 +305,7 @@ def test_a_real_run_watched_live(tmp_path):
         command = (*COMMAND, "watch", str(tmp_path / "run"), "--every", "0.1")
         lines = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         inner, outer = pty.openpty()
-        size = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+        size = {**os.environ, "COLUMNS": "200", "LINES": "24", "TERM": "xterm"}
         screen = subprocess.Popen(command, stdin=outer, stdout=outer, stderr=outer, env=size)
         os.close(outer)
         watchers += [lines, screen]
