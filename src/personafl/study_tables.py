@@ -12,25 +12,34 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from personafl.study import FAIRNESS, LEVEL, Column, Judgement
+from personafl.study import Judgement
+from personafl.study_columns import NO_CONTEST, Column
+from personafl.study_differences import Difference, Row
+from personafl.study_votes import Verdict
+from personafl.study_words import dagger, says, sentences
 
-PERFORMANCE = ("accuracy", "mean_accuracy", "worst_10", "top_10", "global_accuracy", "bmta", "loss")
-SPREAD = ("pui", "pud", "api", "ji", "f1", "ece", "seconds", "megabytes")
-_NO_CONTEST = (*FAIRNESS, "seconds", "megabytes")  # bold would mislead: one improved client is always treated fairly
+__all__ = ["caption", "csv_text", "json_values", "latex_text", "sentences", "terminal_tables"]
+
+TABLES = (
+    ("accuracy", "mean_accuracy", "worst_10", "top_10", "loss"),
+    ("global_accuracy", "bmta", "pui", "pud", "api", "ji"),
+    ("f1", "ece", "steps", "gradients", "megabytes", "seconds"),
+)
 
 
 def terminal_tables(judgement: Judgement, added: tuple[str, ...] = ()) -> list[Table]:
-    """Two tables that fit 80 columns; the files have more. Bold: the best mean over seeds."""
+    """Tables that fit 80 columns; the files have more. Bold: the best mean over seeds."""
     made = []
-    for keys in (PERFORMANCE, SPREAD):
+    for keys in TABLES:
         columns = [c for c in _shown(judgement) if c.key in keys]
+        if not columns:
+            continue
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("method", no_wrap=True)
         for column in columns:
             table.add_column(column.title, justify="right", no_wrap=True)
-        for method in judgement.values:
-            name = Text(f"({method})" if method in added else method)
-            table.add_row(name, *(_cell(judgement, method, column) for column in columns))
+        for row in judgement.rows:
+            table.add_row(Text(_name(row, added)), *(_cell(judgement, row.key, column) for column in columns))
         made.append(table)
     return made
 
@@ -40,20 +49,11 @@ def caption(judgement: Judgement, added: tuple[str, ...] = ()) -> str:
     return _caption(judgement, _shown(judgement), added)
 
 
-def sentences(judgement: Judgement) -> list[str]:
-    """The two questions, answered."""
-    performance, fairness = judgement.performance, judgement.fairness
-    answers = []
-    for question, verdict in (("Best performance", performance), ("Fairest", fairness)):
-        answers.append(f"{question}: {' and '.join(verdict.winners) or 'nobody'} ({verdict.why}).")
-    return answers
-
-
 def csv_text(judgement: Judgement) -> str:
-    """One line for each method and metric: mean, standard error, number of seeds, what it is."""
+    """One line for each model and metric: mean, standard error, number of seeds, what it is, whose model."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "metric", "mean", "standard_error", "seeds", "about"])
+    writer.writerow(["method", "metric", "mean", "standard_error", "seeds", "about", "model"])
     for row in judgement.records():
         writer.writerow(
             [
@@ -62,6 +62,7 @@ def csv_text(judgement: Judgement) -> str:
                 *(_number(row[k]) for k in ("mean", "standard_error")),
                 row["seeds"],
                 row["about"],
+                row["model"],
             ]
         )
     return file.getvalue()
@@ -80,9 +81,9 @@ def latex_text(judgement: Judgement, added: tuple[str, ...] = ()) -> str:
         " & ".join(["method", *(_tex(c.title) for c in columns)]) + r" \\",
         r"\midrule",
     ]
-    for method in judgement.values:
-        cells = [_latex_cell(judgement, method, c) for c in columns]
-        lines.append(" & ".join([_tex(f"({method})" if method in added else method), *cells]) + r" \\")
+    for row in judgement.rows:
+        cells = [_latex_cell(judgement, row.key, c) for c in columns]
+        lines.append(" & ".join([_tex(_name(row, added)), *cells]) + r" \\")
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
@@ -97,19 +98,44 @@ def json_values(judgement: Judgement) -> dict[str, Any]:
     return {
         "measured": "clients' own test data after the last round, unless a metric says otherwise",
         "primary": judgement.primary,
-        "best": judgement.best,
+        "best": judgement.row(judgement.best).method,
+        "best_model": judgement.row(judgement.best).model,
+        "winner": _named(judgement, judgement.winner),
+        "answer": sentences(judgement),
         "metrics": [
             {k: (_finite(v) if k != "values" else [_finite(x) for x in v]) for k, v in row.items()}
             for row in judgement.records()
         ],
-        "differences": [
-            {"method": d.method, "against": d.against, "mean_difference": _finite(d.mean_difference), "p": _finite(d.p),
-             "p_holm": _finite(d.p_holm), "pairs": d.pairs, "significant": d.significant}
-            for d in judgement.differences
-        ],
-        "best_performance": {"methods": list(judgement.performance.winners), "why": judgement.performance.why},
-        "fairest": {"methods": list(judgement.fairness.winners), "why": judgement.fairness.why},
+        "differences": [_difference(judgement, d) for d in judgement.differences],
+        "best_performance": _verdict(judgement, judgement.performance),
+        "fairest": _verdict(judgement, judgement.fairness),
+    }
+
+
+def _difference(judgement: Judgement, d: Difference) -> dict[str, Any]:
+    row, best = judgement.row(d.method), judgement.row(d.against)
+    return {
+        "method": row.method, "model": row.model, "against": best.method, "against_model": best.model,
+        "mean_difference": _finite(d.mean_difference), "p": _finite(d.p), "p_holm": _finite(d.p_holm),
+        "pairs": d.pairs, "ahead": d.ahead, "behind": d.behind, "seeds": d.seeds, "seeds_behind": d.seeds_behind,
+        "significant": d.significant, "says": says(judgement, d),
     }  # fmt: skip
+
+
+def _verdict(judgement: Judgement, verdict: Verdict) -> dict[str, Any]:
+    """Only methods stand in the votes, each with its personalized models."""
+    return {"methods": [judgement.row(w).method for w in verdict.winners], "why": verdict.why}
+
+
+def _named(judgement: Judgement, key: str | None) -> dict[str, str] | None:
+    if key is None:
+        return None
+    row = judgement.row(key)
+    return {"method": row.method, "model": row.model, "label": row.name}
+
+
+def _name(row: Row, added: tuple[str, ...]) -> str:
+    return f"({row.name})" if row.method in added else row.name
 
 
 def _shown(judgement: Judgement) -> list[Column]:
@@ -142,7 +168,7 @@ def _latex_cell(judgement: Judgement, method: str, column: Column) -> str:
 def _is_best(judgement: Judgement, method: str, column: Column) -> bool:
     means = {m: column.better * judgement.mean(m, column.key).mean for m in judgement.values}
     known = [v for v in means.values() if np.isfinite(v)]
-    return column.key not in _NO_CONTEST and len(known) > 1 and means[method] >= max(known)
+    return column.key not in NO_CONTEST and len(known) > 1 and means[method] >= max(known)
 
 
 def _level_with_best(judgement: Judgement) -> list[str]:
@@ -155,10 +181,12 @@ def _caption(judgement: Judgement, columns: list[Column], added: tuple[str, ...]
     lines = [
         f"Mean{' ± standard error' if seeds[-1] > 1 else ''} over {count} seed{'s' if seeds[-1] > 1 else ''}, on the "
         "clients' own test data after the last round.",
-        f"† not significantly worse than {judgement.best} (Wilcoxon over paired clients, Holm, {LEVEL:g}).",
+        "Personalized models, unless a row names another.",
     ]
+    if len(judgement.rows) > 1:
+        lines.append(dagger(judgement))
     if any(c.key == "bmta" for c in columns):
-        lines.append("* BMTA takes its round by test data: optimistic.")
+        lines.append("* BMTA, best mean test accuracy, takes its round by test data: optimistic.")
     if any(c.key == "pui" for c in columns):
         lines.append("PUI, PUD, API, JI: against the better of training alone and FedAvg's global model (QoI).")
     if added:

@@ -9,6 +9,7 @@ test data is NaN (or has n = 0) and is left out; what cannot be said is NaN.
     fairness.py         how evenly the improvement is spread (AV, CS, entropy, Jain's index)
     detection.py        false alarms and misses, DET curve, relative FA
     calibration.py      expected calibration error, Brier score
+    permutation.py      exact and Monte Carlo tests by swapping two methods' results client by client
     significance.py     Wilcoxon's test over clients, Holm's correction
     bootstrap.py        confidence intervals over clients and seeds
 
@@ -61,6 +62,7 @@ from personafl.metrics.performance import (
     weighted_accuracy,
     worst_accuracy,
 )
+from personafl.metrics.permutation import sign_flip, swap_test
 from personafl.metrics.significance import PairedTest, holm, wilcoxon
 
 __all__ = [
@@ -103,7 +105,9 @@ __all__ = [
     "quantile",
     "quantum_of_improvement",
     "relative_false_alarm",
+    "sign_flip",
     "standard_deviation",
+    "swap_test",
     "top_accuracy",
     "weighted_accuracy",
     "wilcoxon",

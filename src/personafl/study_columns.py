@@ -1,0 +1,63 @@
+"""The numbers that a comparison shows: what each is, which way is better, and how it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number that a table shows: what it is, which way is better (1, −1, 0) and how it is written."""
+
+    key: str
+    title: str
+    about: str
+    better: int = 1
+    form: str = ".2f"
+    scale: float = 1.0
+
+    def write(self, value: float) -> str:
+        return "–" if not np.isfinite(value) else format(value * self.scale, self.form)
+
+
+COLUMNS = (
+    Column("accuracy", "accuracy %", "over all test samples of all clients, last round", scale=100),
+    Column("mean_accuracy", "mean %", "mean over clients, last round; every client counts the same", scale=100),
+    Column("sd", "SD %", "standard deviation of the clients' accuracies", -1, scale=100),
+    Column("worst_10", "worst 10%", "mean of the lowest tenth of the clients' accuracies", scale=100),
+    Column("top_10", "top 10%", "over the test samples of the tenth of clients with most training data", scale=100),
+    Column(
+        "bmta",
+        "BMTA* %",
+        "best mean test accuracy: the best round's mean over clients; optimistic, as test data chose it",
+        scale=100,
+    ),
+    Column("global_accuracy", "global %", "the method's global model, over all test samples", scale=100),
+    Column("f1", "F1 %", "macro F1 over all test samples: the mean over classes", scale=100),
+    Column("ece", "ECE %", "expected calibration error, over all test samples", -1, scale=100),
+    Column("loss", "loss", "mean over all test samples", -1, ".4f"),
+    Column("pui", "PUI %", "clients that do better than alone and than with FedAvg's model (QoI > 0)", 1, ".0f"),
+    Column("pud", "PUD %", "clients that do worse than the better of these (QoI < 0)", -1, ".0f"),
+    Column("api", "API", "mean QoI of the improved clients, percentage points", scale=100),
+    Column("mpi", "MPI", "median QoI of the improved clients, percentage points", scale=100),
+    Column("apd", "APD", "mean QoI of the worsened clients, percentage points", scale=100),
+    Column("mpd", "MPD", "median QoI of the worsened clients, percentage points", scale=100),
+    Column("av", "AV", "variance of the improved clients' QoI, squared percentage points", -1, scale=1e4),
+    Column("cs", "CS", "cosine similarity of the improved clients' QoI with equal ones", form=".3f"),
+    Column("entropy", "entropy", "of the improved clients' shares of all improvement", form=".3f"),
+    Column("ji", "JI", "Jain's index of the improved clients' QoI", form=".3f"),
+    Column("steps", "steps", "local steps of a client in a round, mean over rounds and active clients", 0, ".1f"),
+    Column(
+        "gradients", "gradients", "minibatch gradients that a client computed in one run, mean over clients", 0, ",.0f"
+    ),
+    Column("seconds", "s", "seconds of training and evaluation of one run on this machine", -1, ".1f"),
+    Column("megabytes", "MB", "sent up and down in one run, all clients", -1, ".1f"),
+)
+BY_KEY = {column.key: column for column in COLUMNS}
+QOI = ("pui", "pud", "api", "mpi", "apd", "mpd")
+EVENNESS = ("av", "cs", "entropy", "ji")
+COSTS = ("steps", "gradients", "seconds", "megabytes")
+NO_CONTEST = (*EVENNESS, *COSTS)
+"""Columns without a best: one improved client is always treated fairly, and who works less need not be better."""
