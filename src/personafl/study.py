@@ -250,12 +250,11 @@ def _outcome(results: Results, row: Row, seed: int, run: Run) -> Outcome:
     local, common = _references(results, row.method, seed) if row.model == "personal" else (None, None)
     table, accuracy = run.clients(), accuracy_of(run, row.model)
     n = _floats(table, "n_test")
-    points = -n * _floats(table, f"{row.model}_loss")
-    qoi = None
-    if accuracy is not None:
-        points = _floats(table, f"{row.model}_correct")
-        if local is not None and common is not None:
-            qoi = metrics.quantum_of_improvement(accuracy, common, local)
+    if accuracy is None:
+        points, qoi = -n * _floats(table, f"{row.model}_loss"), None
+    else:
+        points, known = _floats(table, f"{row.model}_correct"), local is not None and common is not None
+        qoi = metrics.quantum_of_improvement(accuracy, common, local) if known else None  # type: ignore[arg-type]
     ids = [str(client) for client in table.column("client").to_pylist()]
     points = np.where(n > 0, points, np.nan)
     return Outcome(ids, n, points, _data(run), measure(run, local, common, row.model), qoi)
