@@ -220,7 +220,7 @@ def test_some_may_be_shown_to_be_worse_without_a_winner(tmp_path):
     found = judge({m: {0: written(tmp_path / m, m, 0, [c], n=n)} for m, c in answers.items()})
     _, other = sorted(("selffl", "ditto"), key=lambda m: -answers[m].sum())
     assert found.winner is None
-    assert f"not shown to be worse: {other}; shown to be worse: fedamp." in sentences(found)[0]
+    assert f"Not shown to be worse: {other}. Shown to be worse: fedamp." in sentences(found)[0]
 
 
 def test_runs_on_other_data_are_not_paired(tmp_path):
@@ -256,7 +256,7 @@ def test_who_harms_more_clients_than_it_improves_wins_no_vote(tmp_path):
     assert found.mean("fedamp", "mpi").mean > found.mean("ditto", "mpi").mean
     assert found.performance.winners == ("ditto",)
     assert found.performance.wins == {"ditto": ["mean_accuracy", "pui", "mpi", "api"]}
-    assert "left out, because no more clients improve than are harmed: fedavg, after local training, fedamp" in (
+    assert "as they do not improve more clients than they harm: fedavg, after local training; fedamp" in (
         found.performance.why
     )
     found = judge(many(tmp_path / "none", 60, 60, fedamp=fedamp))

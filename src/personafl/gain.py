@@ -7,6 +7,8 @@ personalized federated learning gain is the factor by which the others reduce th
 
 with that precision S_m (`posterior="paper"`) or 1/(σ0² + 1/S_m) (`"exact"`). GAIN near 1: the client learns as well
 alone. A client *gives* if it gains little but has a larger weight 1/(σ0² + σ_m²) than half of the clients.
+
+All of this is an estimate from how models moved, not a measurement: `gain_check.py` measures.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ def sentence(found: Gains, threshold: float) -> str:
     known = found.gain[np.isfinite(found.gain)]
     if not len(known):
         return "No client was active often enough to know its uncertainty (twice at least): train for more rounds."
+    profit = f"{found.count(PROFITS)} of {len(found.gain)} clients profit (GAIN at least {threshold:g})"
     parts = [
-        f"{found.count(PROFITS)} of {len(found.gain)} clients profit (GAIN at least {threshold:g})",
+        f"By Self-FL's estimate {profit}",
         f"{found.count(GIVES)} mainly give",
         f"{found.count(ALONE)} would do as well alone",
     ]

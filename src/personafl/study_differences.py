@@ -149,6 +149,17 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(known)) if known else np.nan
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence; those of models may have a comma in them.
+
+    >>> listed(["a", "b", "c"]), listed(["a", "b, global model"])
+    ('a, b and c', 'a; b, global model')
+    """
+    if any("," in name for name in names):
+        return "; ".join(names)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 @dataclass(frozen=True)
 class _Pair:
     clients: Floats

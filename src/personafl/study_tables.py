@@ -22,7 +22,7 @@ __all__ = ["caption", "csv_text", "json_values", "latex_text", "sentences", "ter
 
 TABLES = (
     ("accuracy", "mean_accuracy", "worst_10", "top_10", "loss"),
-    ("global_accuracy", "bmta", "pui", "pud", "api", "ji"),
+    ("bmta", "pui", "pud", "api", "ji"),
     ("f1", "ece", "steps", "gradients", "megabytes", "seconds"),
 )
 

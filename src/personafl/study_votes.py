@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from personafl import metrics
 from personafl.metrics.permutation import MOST_UNITS
 from personafl.study_columns import BY_KEY
-from personafl.study_differences import LEVEL, Floats, Outcome, Outcomes, Row, Values, mean, shared_seeds
+from personafl.study_differences import LEVEL, Floats, Outcome, Outcomes, Row, Values, listed, mean, shared_seeds
 
 LOCAL = "separate"
 PERFORMANCE = ("mean_accuracy", "pui", "mpi", "api")
@@ -81,13 +81,13 @@ def _vote(rows: Sequence[Row], values: Values, keys: Sequence[str], shown: _Show
         for m in (m for m, v in scores.items() if v >= max(scores.values()) - 1e-12):
             wins.setdefault(m, []).append(key)
     left_out = [row.name for row in stands if row.key not in candidates]
-    bar = f"; left out, because no more clients improve than are harmed: {', '.join(left_out)}" if left_out else ""
+    bar = f"; left out, as they do not improve more clients than they harm: {listed(left_out)}" if left_out else ""
     if not wins:
         nobody = (
             "no method improves more clients than it harms" if left_out else "there is nothing to tell them apart by"
         )
         return Verdict((), {}, nobody)
-    ahead = "; ".join(f"{name[m]} is ahead on {_listed([_title(k) for k in won])}" for m, won in wins.items())
+    ahead = "; ".join(f"{name[m]} is ahead on {listed([_title(k) for k in won])}" for m, won in wins.items())
     most = max(map(len, wins.values()))
     leaders = [m for m, won in wins.items() if len(won) == most]
     if len(leaders) > 1:
@@ -148,7 +148,3 @@ def _evenness(sums: Floats, key: str) -> Floats:
 
 def _title(key: str) -> str:
     return "mean accuracy" if key == "mean_accuracy" else BY_KEY[key].title.removesuffix(" %")
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from personafl.study import Judgement
 from personafl.study_columns import BY_KEY
-from personafl.study_differences import LEVEL, Difference, fewest_clients, mean
+from personafl.study_differences import LEVEL, Difference, fewest_clients, listed, mean
 
 UNEQUAL = 1.1
 """Work is unequal where the most is more than this times the least."""
@@ -53,10 +53,10 @@ def answer(judgement: Judgement) -> str:
     worse = [d.method for d in judgement.differences if d.significant]
     if worse:
         level = [row for row in rows if row not in (*worse, judgement.best)]
-        named = [", ".join(map(judgement.name, some)) for some in (level, worse)]
+        named = [listed([judgement.name(row) for row in some]) for some in (level, worse)]
         return (
-            f"No single winner on these {where}: {_first(judgement)}; not shown to be worse: {named[0]}; "
-            f"shown to be worse: {named[1]}.{once}"
+            f"No single winner on these {where}: {_first(judgement)}. Not shown to be worse: {named[0]}. "
+            f"Shown to be worse: {named[1]}.{once}"
         )
     apart = f"No winner: the {len(rows)} models cannot be told apart on these {where} ({_range(judgement, rows)})."
     return apart + _few(judgement, rows)
@@ -94,7 +94,7 @@ def _unequal(done: dict[str, float], key: str, form: str) -> str:
     by_work: dict[str, list[str]] = {}
     for method, much in sorted(done.items(), key=lambda item: -item[1]):
         by_work.setdefault(BY_KEY[key].write(much), []).append(method)
-    parts = [f"{much} with {_and(methods)}" for much, methods in by_work.items()]
+    parts = [f"{much} with {listed(methods)}" for much, methods in by_work.items()]
     unequal = form.format(", ".join(parts).replace(" with", f" {key} with", 1))
     return f"The methods did unequal work: a client {unequal}; `personafl compare --equal-work` gives each the same."
 
@@ -124,10 +124,6 @@ def _score(judgement: Judgement, row: str) -> float:
 def _written(judgement: Judgement, row: str) -> str:
     text = BY_KEY[judgement.primary].write(_score(judgement, row))
     return f"{text}%" if judgement.primary == "accuracy" else text
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -52,7 +52,7 @@ def written(
             "n_val": pa.array(train // 10),
             "n_test": pa.array(n),
         }
-        record = {"round": r, "bytes_up": 1_000_000 * r, "bytes_down": 0}
+        record = {"round": r, "active": count, "steps": 3.0, "bytes_up": 1_000_000 * r, "bytes_down": 0}
         losses = np.asarray(values, float) if regression else 1 - np.asarray(values) / np.maximum(n, 1)
         table["personal_loss"] = pa.array(losses, mask=absent)
         record["personal_loss"] = float((losses * n).sum() / n.sum())

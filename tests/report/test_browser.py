@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from personafl.report import page, report_data
 from personafl.report.serve import make_server
 from tests.report.browser import Browser, chromium
-from tests.report.folders import IDS, compared, predicted, written
+from tests.report.folders import IDS, N, compared, predicted, written
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here: scripts/chromium.sh installs it")
 
@@ -48,8 +48,13 @@ def pages(tmp_path_factory):
     ids = [f"client-{m}" for m in range(1000)]
     many = written(folder / "many", ids=ids, correct=[np.resize([9, 12, 4, 0], 1000)]).path
     found = {}
+    clear = folder / "clear"  # ditto is better for each of 20 clients; it also computed twice as many gradients
+    for method, right in (("ditto", (9, 18, 9, 9)), ("fedavg", (6, 12, 6, 6))):
+        gradients = {"gradients": [80 if method == "ditto" else 40] * 20}
+        written(clear / method, method, 0, [np.resize(right, 20) * (np.resize(N, 20) > 0)],
+                np.resize((5, 10, 5, 0), 20), ids=[f"c{m}" for m in range(20)], columns=gradients)  # fmt: skip
     for name, path in {"full": full, "regression": regression, "unfinished": unfinished, "waiting": waiting.path,
-                       "many": many}.items():  # fmt: skip
+                       "many": many, "clear": clear}.items():  # fmt: skip
         (folder / f"{name}.html").write_text(page(report_data([path])), encoding="utf-8")
         found[name] = (folder / f"{name}.html").as_uri()
     return found
@@ -58,7 +63,7 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "width", "dark"),
     [("full", 1280, False), ("full", 360, True), ("regression", 360, False), ("unfinished", 1280, True),
-     ("waiting", 1280, False), ("many", 360, False)],
+     ("waiting", 1280, False), ("many", 360, False), ("clear", 360, False)],
 )  # fmt: skip
 def test_it_draws_without_complaint_and_asks_for_nothing(browser, pages, name, width, dark):
     shown = browser.open(pages[name], width=width, dark=dark)
@@ -99,6 +104,30 @@ def test_the_headline_table_has_the_judgements_numbers(full):
     rows = full.run("[...document.querySelectorAll('#tables table')][0].innerText").splitlines()
     ditto = next(row for row in rows if row.startswith("ditto"))
     assert "63.75" in ditto and "± 1.25" in ditto  # 25 and 26 of 40
+
+
+def test_no_winner_is_named_where_nothing_is_shown(full):
+    cards = full.run("[...document.querySelectorAll('#verdicts .who')].map((c) => c.textContent)")
+    assert cards == ["no winner"] * 3
+    said = full.run("document.getElementById('verdicts').innerText")
+    assert "cannot be told apart on these 3 clients and 2 seeds" in said
+    assert "shown to be worse than" in full.run("document.getElementById('differences').innerText")
+
+
+def test_a_winner_is_named_where_one_is_shown_and_unequal_work_before(browser, pages):
+    shown = browser.open(pages["clear"])
+    assert shown.run("document.querySelector('#verdicts .who').textContent") == "ditto"
+    said = shown.run("document.getElementById('answer').innerText")
+    unequal, better = (
+        said.index("did unequal work"),
+        said.index("is shown to be better than each of the 2 other models"),
+    )
+    assert unequal < better
+    names = shown.run("[...document.querySelectorAll('#tables table')][0].innerText")
+    assert "fedavg, global model" in names and "fedavg, after local training" in names
+    assert "gradients" in shown.run("document.getElementById('tables').innerText")
+    assert "fedavg, after local training" in shown.run("document.querySelector('#learning .legend').innerText")
+    shown.close()
 
 
 def test_the_table_sorts_by_buttons_and_says_so(full):

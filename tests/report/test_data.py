@@ -21,14 +21,39 @@ def test_the_judgement_is_that_of_judge_to_the_last_digit(tmp_path):
     found = report_data([compared(tmp_path, seeds=3)])
     expected = judge(by_method(open_runs([tmp_path])))
     for row in expected.records():
-        shown = next(
-            r for r in found["judgement"]["metrics"] if (r["method"], r["metric"]) == (row["method"], row["metric"])
-        )
+        about = ("method", "model", "metric")
+        shown = next(r for r in found["judgement"]["metrics"] if all(r[key] == row[key] for key in about))
         for key in ("mean", "standard_error"):
             assert shown[key] == (None if np.isnan(row[key]) else row[key])
     assert [d["p_holm"] for d in found["judgement"]["differences"]] == [d.p_holm for d in expected.differences]
-    assert found["judgement"]["best_performance"]["methods"] == ["ditto"]
+    assert found["judgement"]["best_performance"]["methods"] == []  # ahead, and not shown to be, on three clients
+    assert found["judgement"]["winner"] is None
+    assert found["judgement"]["result"].startswith("No winner: the 4 models cannot be told apart on these 3 clients")
     json.dumps(found, allow_nan=False)
+
+
+def test_every_number_says_which_model_it_belongs_to(tmp_path):
+    found = report_data([compared(tmp_path)])
+    assert [m["label"] for m in found["methods"]] == ["ditto", "fedavg, after local training", "separate"]
+    rows = [(found["methods"][r["method"]]["name"], r["model"], r["label"]) for r in found["judgement"]["rows"]]
+    assert rows == [
+        ("ditto", "personal", "ditto"),
+        ("fedavg", "global", "fedavg, global model"),
+        ("fedavg", "personal", "fedavg, after local training"),
+        ("separate", "personal", "separate"),
+    ]
+
+
+def test_unequal_work_comes_first(tmp_path):
+    for method, gradients in (("ditto", 80), ("fedavg", 40)):
+        written(tmp_path / method, method, columns={"gradients": [gradients] * 4})
+    found = report_data([tmp_path])
+    assert found["judgement"]["work"].startswith(
+        "The methods did unequal work: a client computed 80 gradients with ditto"
+    )
+    assert found["judgement"]["answer"][0] == found["judgement"]["work"]
+    assert {"gradients", "steps", "megabytes"} <= {c["key"] for c in found["judgement"]["columns"]}
+    assert "gradients" not in found["values"][0]["columns"]
 
 
 def test_each_number_says_on_what_it_was_measured_and_bmta_is_marked(tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.table import Table
 
 from personafl.commands.console import Json, out, print_json, say
+
+if TYPE_CHECKING:
+    from personafl.gain_check import Check
 
 
 def gain(
@@ -24,8 +27,9 @@ def gain(
 ) -> None:
     """Tell who profits from the federation and by how much, who mainly gives, and who need not join.
 
-    Self-FL learns how unlike the clients are. From that it can be said what
-    the others' data is worth to each of them.
+    Self-FL learns how unlike the clients are. From that it estimates what the
+    others' data is worth to each of them, and checks the estimate against
+    validation data: by chance, and beside a run of separate, if there is one.
 
     Examples:
 
@@ -34,13 +38,18 @@ def gain(
       personafl gain runs/mnist-selffl-0 --threshold 1.5 --plot gain.pdf
     """
     from personafl.gain import gains, plot, sentence
+    from personafl.gain_check import check, words
     from personafl.run import load
 
-    found = gains(load(run_folder), threshold)
+    run = load(run_folder)
+    found, measured = gains(run, threshold), check(run)
     columns = ("clients", "samples", "steps", "sigma2", "weight", "gain", "verdict")
     values = [dict(zip(columns, row, strict=True)) for row in zip(*(getattr(found, c) for c in columns), strict=True)]
     if as_json:
-        print_json([{k: _plain(v) for k, v in row.items()} for row in values])
+        rows_of_check = _measured(measured)
+        print_json(
+            [{k: _plain(v) for k, v in (row | more).items()} for row, more in zip(values, rows_of_check, strict=True)]
+        )
         return
     values.sort(key=lambda row: -np.nan_to_num(row["gain"], nan=-np.inf))
     shown = values if len(values) <= 2 * rows else [*values[:rows], None, *values[-rows:]]
@@ -48,14 +57,27 @@ def gain(
     for row in shown:
         table.add_row(*(["…"] * 7 if row is None else [_brief(row[c]) for c in columns]))
     out.print(table)
-    say(out, sentence(found, threshold))
+    said = [sentence(found, threshold), words(measured)]
+    for each in reversed(said) if measured.borne_out is False else said:
+        say(out, each)
     target = plot_file or run_folder / "gain.png"
     plot(found, target)
     say(out, f"Plot: {target}")
 
 
+def _measured(found: Check) -> list[dict[str, Any]]:
+    """What was measured of each client: its score together and alone, on which data, and the verdict on all."""
+    alone = np.full(len(found.n), np.nan) if found.alone is None else found.alone
+    kind = "accuracy" if found.accuracy else "loss"
+    return [
+        {f"{found.split}_{kind}": mine, f"{found.split}_{kind}_alone": theirs, "borne_out": found.borne_out}
+        for mine, theirs in zip(found.together, alone, strict=True)
+    ]
+
+
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    plain = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(plain, float) and not np.isfinite(plain) else plain
 
 
 def _brief(value: Any) -> str:

@@ -17,7 +17,7 @@ MOST_VALUES = 150_000
 MOST_COLUMNS = 240
 """Columns of the picture of classes; more clients share them."""
 _COMMON = {
-    *("client", "group", "round", "n_train", "n_val", "n_test", "steps", "activations", "failures"),
+    *("client", "group", "round", "n_train", "n_val", "n_test", "steps", "gradients", "activations", "failures"),
     *(f"{who}{split}_{what}" for who in ("personal", "global") for split in ("", "_val")
       for what in ("accuracy", "correct", "loss")),
 }  # fmt: skip

@@ -21,13 +21,14 @@ from personafl.report.numbers import rounded
 from personafl.report.origin import again, facts, settings
 from personafl.report.runs import Reported, find_runs
 from personafl.run import Run
-from personafl.study import FAIRNESS, LEVEL, Judgement, judge
+from personafl.study import Judgement, judge, rows_of
+from personafl.study_columns import NO_CONTEST
 from personafl.study_tables import caption, json_values
+from personafl.study_words import TEST, against_the_majority, answer, work
 from personafl.version import __version__
 
 MOST_POINTS = 400
 """Rounds that a learning curve keeps."""
-_NO_CONTEST = (*FAIRNESS, "seconds", "megabytes")  # one improved client is always treated fairly
 TROUBLE = (PersonaflError, OSError, pa.ArrowException, ValueError, KeyError, IndexError)
 """What reading a folder may raise while a run is writing there."""
 
@@ -65,7 +66,8 @@ def _made(found: Reported) -> dict[str, Any]:
         "notes": _notes(found),
         "measure": MEASURES["accuracy" if accuracy else "loss"],
         "methods": [
-            {"name": m, "algorithm": _first(r).manifest["algorithm"]["name"], "seeds": list(r),
+            {"name": m, "label": rows_of(m, list(r.values()))[-1].name,
+             "algorithm": _first(r).manifest["algorithm"]["name"], "seeds": list(r),
              "added": m in found.comparison.get("added", ()), "settings": settings(_first(r))}
             for m, r in found.methods.items()
         ],
@@ -126,10 +128,16 @@ def curves(method: int, runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _judged(judgement: Judgement, added: tuple[str, ...]) -> dict[str, Any]:
     columns = [
         {"key": c.key, "title": c.title, "about": c.about, "better": c.better, "scale": c.scale,
-         "digits": int(c.form[1:-1]), "contest": c.key not in _NO_CONTEST}
+         "digits": int(c.form.strip(",.f")), "contest": c.key not in NO_CONTEST}
         for c in judgement.columns
     ]  # fmt: skip
-    return {**json_values(judgement), "columns": columns, "level": LEVEL, "caption": caption(judgement, added)}
+    methods = list(dict.fromkeys(row.method for row in judgement.rows))
+    rows = [{"method": methods.index(row.method), "model": row.model, "label": row.name} for row in judgement.rows]
+    words = {"work": work(judgement), "result": answer(judgement), "majority": against_the_majority(judgement)}
+    return {
+        **json_values(judgement), **words, "columns": columns, "rows": rows, "test": TEST,
+        "best_label": judgement.name(judgement.best), "caption": caption(judgement, added),
+    }  # fmt: skip
 
 
 def _state(run: Run) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 // The figures. Each is a function of the data and the state that draws into its place, and is drawn anew when either changes.
 
 const nameOf = (i) => data.methods[i].name;
+const labelOf = (i, who = "personal") => (who === "global" ? `${nameOf(i)}, global model` : data.methods[i].label);
 const shown = (i) => !state.hidden.has(nameOf(i));
 const scaled = (v) => (known(v) ? v * data.measure.scale : null);
 const written = (v) => (known(v) ? `${fixed(v, data.measure.digits)}${data.measure.unit && " %"}` : "–");
@@ -23,16 +24,15 @@ const figures = {
   dots(host) {
     const judged = data.judgement,
       column = judged.columns.find((c) => c.key === judged.primary);
-    const rows = data.methods
-      .map((m, i) => ({ i, ...judged.metrics.find((r) => r.method === m.name && r.metric === column.key) }))
-      .filter((r) => known(r.mean));
+    const rows = judged.rows.map((row) => ({ i: row.method, ...metricOf(row, column.key) })).filter((r) => known(r.mean));
     rows.sort((a, b) => column.better * (b.mean - a.mean));
     const all = rows
       .flatMap((r) => [r.mean - (r.standard_error || 0), r.mean + (r.standard_error || 0), ...r.values])
       .filter(known);
     const [low, high] = extent(all.map((v) => v * column.scale)),
       pad = (high - low) * 0.06 || 0.5;
-    const left = Math.min(160, 24 + Math.max(...rows.map((r) => Math.min(r.method.length, 20))) * 7.2);
+    const letters = host.clientWidth > 420 ? 30 : 18;
+    const left = 24 + Math.max(...rows.map((r) => Math.min(r.label.length, letters))) * 6.6;
     const f = frame(host, {
       height: 54 + rows.length * 32,
       left,
@@ -43,7 +43,7 @@ const figures = {
         format: (v) => fixed(v, low > 100 || high - low > 4 ? 0 : data.measure.digits),
       },
       y: { make: (range) => Object.assign((k) => range[1] + (k + 0.5) * 32, { ticks: [] }), title: "" },
-      label: `${column.title} of each method: ${rows.map((r) => `${r.method} ${fixed(r.mean * column.scale, column.digits)}`).join(", ")}`,
+      label: `${column.title} of each method: ${rows.map((r) => `${r.label} ${fixed(r.mean * column.scale, column.digits)}`).join(", ")}`,
     });
     const stops = rows.map((r, k) => {
       const y = f.y(k),
@@ -64,12 +64,12 @@ const figures = {
       );
       f.front.append(
         mark(r.i, x, y, 5.5),
-        svg("text", { class: "name", x: f.left - 12, y: y + 4, "text-anchor": "end" }, short(r.method, 20)),
+        svg("text", { class: "name", x: f.left - 12, y: y + 4, "text-anchor": "end" }, short(r.label, letters)),
       );
       return {
         x,
         y,
-        title: r.method,
+        title: r.label,
         rows: [
           [column.title, fixed(r.mean * column.scale, column.digits)],
           ...(r.seeds > 1 ? [["standard error", fixed(se, column.digits)]] : []),
@@ -152,7 +152,7 @@ const figures = {
             .filter(([, k]) => k >= 0)
             .sort(([a, j], [b, k]) => (measure === "accuracy" ? b.mean[k] - a.mean[j] : a.mean[j] - b.mean[k]))
             .map(([c, k]) => [
-              nameOf(c.method) + (c.who === "global" ? ", global" : ""),
+              labelOf(c.method, c.who),
               fixed(at(c.mean[k]), digits) +
                 (c.seeds[k] > 1 ? ` (${fixed(at(c.low[k]), digits)}–${fixed(at(c.high[k]), digits)})` : ""),
             ]),
@@ -211,7 +211,7 @@ const figures = {
         stops.push({
           x: f.left + (b + 0.5) * w,
           y: top(c),
-          title: `${nameOf(row.i)}: ${plural(c, "client")}`,
+          title: `${labelOf(row.i)}: ${plural(c, "client")}`,
           rows: [
             ["from", written(low + (b * (high - low)) / bins)],
             ["to", b === bins - 1 && !accuracy ? "more" : written(low + ((b + 1) * (high - low)) / bins)],
@@ -287,7 +287,7 @@ const figures = {
           x: f.x(x),
           title: `at most ${written(x)}`,
           rows: () =>
-            rows.map((r) => [nameOf(r.i), `${fixed((100 * count(r.values, x + 1e-9)) / r.values.length, 1)} %`]),
+            rows.map((r) => [labelOf(r.i), `${fixed((100 * count(r.values, x + 1e-9)) / r.values.length, 1)} %`]),
         };
       }),
       true,

@@ -62,14 +62,13 @@ def curves(data: Data) -> Figure | None:
     for axes, which in zip(np.atleast_1d(figure.subplots(1, len(who), sharey=True)), who, strict=True):
         for c in (c for c in lines if c["who"] == which):
             mean, low, high = (_scaled(data, c[key]) for key in ("mean", "low", "high"))
-            style = _style(data, c["method"])
+            style = _style(data, c["method"], which)
             axes.plot(c["rounds"], mean, markevery=max(1, len(mean) // 8), **style)
             if max(c["seeds"]) > 1:
                 axes.fill_between(c["rounds"], low, high, color=style["color"], alpha=0.13, linewidth=0)
-        axes.set(xlabel="round", title="personalized models" if which == "personal" else "global model")
-    first = figure.axes[0]
-    first.set_ylabel(_title(data))
-    first.legend(fontsize=8)
+        axes.set(xlabel="round", title="the clients' models" if which == "personal" else "global model")
+        axes.legend(fontsize=8)
+    figure.axes[0].set_ylabel(_title(data))
     return figure
 
 
@@ -97,8 +96,12 @@ def pairs(data: Data) -> Figure | None:
     """Every client with the best method against every other one: who gains, who loses."""
     if data["judgement"] is None or len(data["methods"]) < 2:
         return None
-    best = next(i for i, m in enumerate(data["methods"]) if m["name"] == data["judgement"]["best"])
-    others = [(i, *p) for i in range(len(data["methods"])) if i != best and len((p := _pairs(data, i, best))[0])][:8]
+    best, who = (data["judgement"][key] for key in ("best", "best_model"))
+    best = next(i for i, m in enumerate(data["methods"]) if m["name"] == best)
+    others = [
+        (i, *p) for i in range(len(data["methods"]))
+        if (i, "personal") != (best, who) and len((p := _pairs(data, i, best, who))[0])
+    ][:8]  # fmt: skip
     if not others:
         return None
     columns = min(4, len(others))
@@ -111,12 +114,12 @@ def pairs(data: Data) -> Figure | None:
         better = (y - x) * data["measure"]["better"]
         for rows_of, colour in ((better == 0, "#9aa5b1"), (better < 0, "#c9471f"), (better > 0, "#0a5ca8")):
             axes.scatter(x[rows_of], y[rows_of], s=9, color=colour, alpha=0.55, linewidths=0)
-        axes.set(xlabel=_style(data, i)["label"], ylabel=_style(data, best)["label"], aspect="equal")
+        axes.set(xlabel=_style(data, i)["label"], ylabel=_style(data, best, who)["label"], aspect="equal")
     for axes in grid[len(others) :]:
         axes.remove()
     above = "better" if data["measure"]["better"] > 0 else "worse"
-    winner = _plain(data["methods"][best]["name"])
-    figure.suptitle(f"{_title(data)} of each client; above the line: {above} with {winner}", fontsize=9)
+    first = _style(data, best, who)["label"]
+    figure.suptitle(f"{_title(data)} of each client; above the line: {above} with {first}", fontsize=9)
     return figure
 
 
@@ -220,8 +223,9 @@ def detection(data: Data) -> Figure | None:
             curve = entry[who]
             x = ndtri(np.array(curve["false_rejection"]))
             y = {k: ndtri(np.clip(np.array(curve[k]), low / 2, 0.99)) for k in ("mean", "low", "high")}
-            style = _style(data, entry["method"]) | {"marker": "", "linestyle": "-" if who == "personal" else "--"}
-            style["label"] += f"{', global' if who == 'global' else ''} ({100 * curve['equal_error_rate']:.1f} % EER)"
+            line = {"marker": "", "linestyle": "-" if who == "personal" else "--"}
+            style = _style(data, entry["method"], who) | line
+            style["label"] += f" ({100 * curve['equal_error_rate']:.1f} % EER)"
             axes.plot(x, y["mean"], **style)
             if curve["seeds"] > 1:
                 axes.fill_between(x, y["low"], y["high"], color=style["color"], alpha=0.13, linewidth=0)
@@ -239,10 +243,12 @@ FIGURES: dict[str, Callable[[Data], Figure | None]] = {
 }  # fmt: skip
 
 
-def _style(data: Data, method: int) -> dict[str, Any]:
+def _style(data: Data, method: int, who: str = "personal") -> dict[str, Any]:
     kinds = len(LIGHT)
     marker = MARKERS[(method + method // kinds) % kinds]
-    return {"color": LIGHT[method % kinds], "marker": marker, "label": _plain(data["methods"][method]["name"])}
+    about = data["methods"][method]
+    label = about["label"] if who == "personal" else f"{about['name']}, global model"
+    return {"color": LIGHT[method % kinds], "marker": marker, "label": _plain(label)}
 
 
 def _plain(text: str) -> str:
@@ -266,15 +272,15 @@ def _values(data: Data, method: int) -> Any:
     return values[np.isfinite(values)]
 
 
-def _pairs(data: Data, a: int, b: int) -> tuple[Any, Any]:
-    """Clients' values with two methods, where both were trained on the same data."""
+def _pairs(data: Data, a: int, b: int, who: str) -> tuple[Any, Any]:
+    """Clients' values with a's personalized models and b's (or its global one), where both had the same data."""
     x, y = [], []
     for run, values in zip(data["runs"], data["values"], strict=True):
         for other, others in zip(data["runs"], data["values"], strict=True):
             same = (run["method"], other["method"], run["federation"]) == (a, b, other["federation"])
-            if same and values["personal"] and others["personal"]:
+            if same and values["personal"] and others[who]:
                 x += values["personal"]
-                y += others["personal"]
+                y += others[who]
     both = np.array([_scaled(data, x), _scaled(data, y)]).reshape(2, -1)
     both = both[:, np.isfinite(both).all(0)]
     return both[0], both[1]

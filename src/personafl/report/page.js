@@ -123,7 +123,7 @@ function settle() {
   if (!data.federations[state.federation]) state.federation = 0;
   if (!data.collaboration[state.matrix]) state.matrix = 0;
   const best = data.judgement
-    ? pairOptions().find((o) => o.who === "personal" && nameOf(o.method) === data.judgement.best)
+    ? pairOptions().find((o) => o.who === data.judgement.best_model && nameOf(o.method) === data.judgement.best)
     : null;
   if (!pairs.includes(state.pairY)) state.pairY = (best && best.key) || pairs[0];
   if (!pairs.includes(state.pairX))
@@ -143,7 +143,7 @@ function pairOptions() {
         key: `${who} ${m.name}`,
         method: i,
         who,
-        name: who === "global" ? `${m.name}, global model` : m.name,
+        name: labelOf(i, who),
       })),
   );
 }
@@ -193,7 +193,7 @@ function drawLegends() {
           "button",
           { type: "button", "aria-pressed": String(shown(i)), "data-method": String(i) },
           swatch(i),
-          m.name,
+          m.label,
         );
         button.addEventListener("click", () => {
           if (state.hidden.has(m.name)) state.hidden.delete(m.name);

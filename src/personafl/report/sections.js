@@ -29,11 +29,10 @@ function drawVerdicts() {
   const judged = data.judgement,
     alone = data.methods.length === 1,
     unit = data.measure.unit && " %";
-  const column = (key) => judged.columns.find((c) => c.key === key),
-    row = (method, key) => judged.metrics.find((r) => r.method === method && r.metric === key);
-  const score = (method, key) => {
+  const column = (key) => judged.columns.find((c) => c.key === key);
+  const score = (row, key) => {
     const c = column(key),
-      r = row(method, key);
+      r = metricOf(row, key);
     return `${fixed(known(r.mean) ? r.mean * c.scale : null, c.digits)}${unit}${known(r.standard_error) ? ` ± ${fixed(r.standard_error * c.scale, c.digits)}` : ""}`;
   };
   const card = (question, who, ...lines) =>
@@ -44,6 +43,8 @@ function drawVerdicts() {
       el("p", { class: "who" }, who),
       lines.filter(Boolean).map((l) => el("p", {}, l)),
     );
+  byId("work").hidden = !judged.work;
+  byId("work").textContent = judged.work;
   byId("dots-figure").hidden = alone;
   byId("verdicts").classList.toggle("row", alone);
   if (alone) {
@@ -53,25 +54,21 @@ function drawVerdicts() {
       global_accuracy: "Global model",
       loss: "Loss",
     };
-    const keys = data.measure.key === "accuracy" ? ["accuracy", "worst_10", "global_accuracy"] : ["loss"];
+    const keys = data.measure.key === "accuracy" ? ["accuracy", "worst_10", "global_accuracy"] : ["loss"],
+      own = judged.rows.find((row) => row.model === "personal");
     byId("verdicts").replaceChildren(
       ...keys
         .filter(column)
-        .map((key) => card(titles[key], score(judged.best, key), `${sentence(column(key).about)}.`)),
+        .map((key) => card(titles[key], score(own, key), `${sentence(column(key).about)}.`)),
     );
     return;
   }
-  const level = judged.differences.filter((d) => !d.significant).map((d) => d.method);
   const blocks = [
     card(
       `${data.measure.better > 0 ? "Highest" : "Lowest"} ${data.measure.title}`,
-      judged.best,
-      `${score(judged.best, judged.primary)}, ${column(judged.primary).about}.`,
-      level.length
-        ? `Not significantly better than ${level.join(", ")}.`
-        : judged.differences.length
-          ? "Significantly better than every other method."
-          : null,
+      judged.winner ? judged.winner.label : "no winner",
+      judged.result,
+      ...judged.majority,
     ),
   ];
   if (data.measure.key === "accuracy")
@@ -79,7 +76,7 @@ function drawVerdicts() {
       ["Best performance, by most measures", judged.best_performance],
       ["Fairest, by most measures", judged.fairest],
     ])
-      blocks.push(card(question, verdict.methods.join(" and ") || "nobody", `${sentence(verdict.why)}.`));
+      blocks.push(card(question, verdict.methods.join(" and ") || "no winner", `${sentence(verdict.why)}.`));
   byId("verdicts").replaceChildren(...blocks);
 }
 

@@ -72,7 +72,7 @@ Object.assign(figures, {
     const f = frame(host, {
       height: side * 0.86,
       right: room ? 14 : 14,
-      label: `DET curves: ${lines.map((l) => `${nameOf(l.i)} ${l.who} equal error rate ${percent(l.equal_error_rate)} %`).join(", ")}`,
+      label: `DET curves: ${lines.map((l) => `${labelOf(l.i, l.who)} equal error rate ${percent(l.equal_error_rate)} %`).join(", ")}`,
       x: { make, title: "false rejections, % of the positive samples", format: percent },
       y: { make, title: "false alarms, % of the negative samples", format: percent },
     });
@@ -113,7 +113,7 @@ Object.assign(figures, {
           title: `${percent(fr)} % rejected`,
           rows: () =>
             lines.map((l) => [
-              `${nameOf(l.i)}${l.who === "global" ? ", global" : ""}`,
+              labelOf(l.i, l.who),
               `${percent(l.mean[k])} % alarms`,
             ]),
         }))

@@ -4,34 +4,35 @@ const GROUPS = [
   ["Performance", ["accuracy", "mean_accuracy", "sd", "worst_10", "top_10", "global_accuracy", "bmta"]],
   ["Improvement over training alone and FedAvg", ["pui", "pud", "api", "mpi", "apd", "mpd"]],
   ["Fairness among the improved clients", ["av", "cs", "entropy", "ji"]],
-  ["Loss, calibration and cost", ["loss", "f1", "ece", "seconds", "megabytes"]],
+  ["Loss and calibration", ["loss", "f1", "ece"]],
+  ["Work and cost", ["steps", "gradients", "megabytes", "seconds"]],
 ];
 
-function methodCell(i) {
-  const m = data.methods[i];
-  return el("th", { scope: "row" }, swatch(i), m.added ? `(${m.name})` : m.name);
+function methodCell(i, label = nameOf(i)) {
+  return el("th", { scope: "row" }, swatch(i), data.methods[i].added ? `(${label})` : label);
 }
+const sameRow = (row, found) => nameOf(row.method) === found.method && row.model === found.model;
+const metricOf = (row, key) => data.judgement.metrics.find((r) => sameRow(row, r) && r.metric === key);
 
 function metricTable(title, columns) {
   const judged = data.judgement,
-    find = (m, key) => judged.metrics.find((r) => r.method === m && r.metric === key);
-  const level = new Set(judged.differences.filter((d) => !d.significant).map((d) => d.method));
+    level = (row) => judged.differences.some((d) => !d.significant && sameRow(row, d));
   const best = Object.fromEntries(
     columns.map((c) => {
-      const means = data.methods
-        .map((m) => find(m.name, c.key)?.mean)
+      const means = judged.rows
+        .map((row) => metricOf(row, c.key)?.mean)
         .filter(known)
         .map((v) => c.better * v);
       return [c.key, c.contest && means.length > 1 ? Math.max(...means) : null];
     }),
   );
-  const body = data.methods.map((m, i) =>
+  const body = judged.rows.map((row) =>
     el(
       "tr",
       {},
-      methodCell(i),
+      methodCell(row.method, row.label),
       columns.map((c) => {
-        const found = find(m.name, c.key);
+        const found = metricOf(row, c.key);
         if (!found || !known(found.mean)) return el("td", {}, "–");
         const top = known(best[c.key]) && c.better * found.mean >= best[c.key];
         const error = known(found.standard_error)
@@ -41,7 +42,7 @@ function metricTable(title, columns) {
           "td",
           { class: top ? "best" : null },
           fixed(found.mean * c.scale, c.digits),
-          c.key === judged.primary && level.has(m.name) ? "†" : null,
+          c.key === judged.primary && level(row) ? "†" : null,
           error,
           top ? el("span", { class: "unseen" }, " (best)") : null,
         );
@@ -81,22 +82,22 @@ function drawNumbers() {
     el(
       "div",
       { class: "block" },
-      el("h3", {}, `Against the best, ${judged.best}`),
+      el("h3", {}, `Against the ${data.measure.better > 0 ? "highest" : "lowest"}, ${judged.best_label}`),
       scrolling(
-        "Against the best",
+        "Against the first",
         [
           "method",
-          percent ? "mean difference, points" : "mean difference of −loss",
+          percent ? "difference, points" : "difference of −loss",
           "p",
-          "p (Holm)",
-          "paired clients",
-          "significantly worse",
+          "p, corrected",
+          el("th", { scope: "col", class: "text" }, "in words"),
         ],
-        judged.differences.map((d) =>
-          el(
+        judged.differences.map((d) => {
+          const row = judged.rows.find((r) => sameRow(r, d));
+          return el(
             "tr",
             {},
-            methodCell(data.methods.findIndex((m) => m.name === d.method)),
+            methodCell(row.method, row.label),
             el(
               "td",
               {},
@@ -104,15 +105,14 @@ function drawNumbers() {
             ),
             el("td", {}, p(d.p)),
             el("td", {}, p(d.p_holm)),
-            el("td", {}, brief(d.pairs)),
-            el("td", {}, d.significant ? "yes" : "no"),
-          ),
-        ),
+            el("td", { class: "text" }, d.says),
+          );
+        }),
       ),
       el(
         "p",
         { class: "caption" },
-        `Wilcoxon’s signed-rank test over the clients of all seeds, two-sided; Holm’s correction over the methods; level ${judged.level}.`,
+        `${sentence(judged.test)}. Corrected: multiplied by the number of models, as each might have come first, and by Holm over the others.`,
       ),
     ),
   );
@@ -150,7 +150,7 @@ function clientColumns() {
     if (values.personal)
       columns.push({
         key: `p ${nameOf(run.method)}`,
-        title: `${nameOf(run.method)}${data.measure.unit && " %"}`,
+        title: `${labelOf(run.method)}${data.measure.unit && " %"}`,
         values: values.personal.map(scaled),
         write: (v) => fixed(v, data.measure.digits),
       });
