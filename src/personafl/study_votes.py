@@ -60,6 +60,10 @@ def fairness_vote(rows: Sequence[Row], values: Values, outcomes: Outcomes, told_
         return bool((len(candidates) * metrics.holm(p) <= LEVEL).all())
 
     candidates = [row.key for row in rows if _improves(row, values)]
+    if len(candidates) == 1:
+        return Verdict(
+            (), {}, f"only {candidates[0]} improves more clients than it harms: there is nobody to compare it with"
+        )
     keys = FAIRNESS if _same_improved([outcomes[c] for c in candidates]) else FAIRNESS[:2]
     return _vote(rows, values, keys, shown)
 

@@ -110,7 +110,7 @@ def test_no_winner_is_named_where_nothing_is_shown(full):
     cards = full.run("[...document.querySelectorAll('#verdicts .who')].map((c) => c.textContent)")
     assert cards == ["no winner"] * 3
     said = full.run("document.getElementById('verdicts').innerText")
-    assert "cannot be told apart on these 3 clients and 2 seeds" in said
+    assert "cannot be told apart on these 3 clients and 2 seeds" in said and "Best by test accuracy" in said
     assert "shown to be worse than" in full.run("document.getElementById('differences').innerText")
 
 

@@ -65,7 +65,7 @@ function drawVerdicts() {
   }
   const blocks = [
     card(
-      `${data.measure.better > 0 ? "Highest" : "Lowest"} ${data.measure.title}`,
+      `Best by ${data.measure.title}`,
       judged.winner ? judged.winner.label : "no winner",
       judged.result,
       ...judged.majority,
@@ -76,7 +76,7 @@ function drawVerdicts() {
       ["Best performance, by most measures", judged.best_performance],
       ["Fairest, by most measures", judged.fairest],
     ])
-      blocks.push(card(question, verdict.methods.join(" and ") || "no winner", `${sentence(verdict.why)}.`));
+      blocks.push(card(question, verdict.methods.join(" and ") || "no winner", `${verdict.why}.`));
   byId("verdicts").replaceChildren(...blocks);
 }
 

@@ -105,7 +105,7 @@ function drawNumbers() {
             ),
             el("td", {}, p(d.p)),
             el("td", {}, p(d.p_holm)),
-            el("td", { class: "text" }, d.says),
+            el("td", { class: "words" }, d.says),
           );
         }),
       ),
