@@ -204,6 +204,7 @@ class Runner:
         self.steps[answers.active] = answers.steps
         self.failed[answers.failed] += 1
         self.log.change(answers.active)
+        self.log.change(answers.joined)
         failed = [roster.ids[i] for i in answers.failed]
         if failed:
             log.warning(
