@@ -132,6 +132,20 @@ def test_leftovers_of_a_killed_process_are_ignored_and_removed(folder):
     assert names(folder) == [f"round-{n:06d}.{kind}" for n in (6, 8) for kind in ("json", "safetensors")]
 
 
+@pytest.mark.parametrize("name", ["round-000006.json", "round-000006.safetensors", "round-000003.json"])
+def test_a_folder_in_the_place_of_a_file_is_passed_over_and_put_aside(folder, name):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    (folder / name / "notes.txt").write_text("somebody's")
+    found = checkpoint.latest(folder)
+    assert found.round == (6 if "3" in name else 3)
+    checkpoint.prune(folder, found.round)
+    checkpoint.save(folder, state(6))
+    checkpoint.save(folder, state(9))
+    assert checkpoint.latest(folder).round == 9
+    assert (folder / f"damaged-{name}" / "notes.txt").read_text() == "somebody's"
+
+
 def test_a_failed_write_leaves_the_old_one_and_says_why(folder):
     (folder / "round-000009.safetensors").mkdir()
     with pytest.raises(RunError, match=r"writing .*round-000009.safetensors failed: Is a directory"):
@@ -164,7 +178,7 @@ def test_a_pickle_in_the_place_of_a_checkpoint_is_not_executed(folder, tmp_path)
 
 def test_what_is_saved_is_json_and_safetensors(folder):
     for path in folder.glob("*.json"):
-        assert set(json.loads(path.read_text())) == {"round", "sha256", "bytes", "values", "clients"}
+        assert set(json.loads(path.read_text())) == {"round", "sha256", "bytes", "values", "clients", "files"}
     for path in folder.glob("*.safetensors"):
         content = path.read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -30,7 +30,7 @@ SETTINGS = {
     "engine": {"name": "stacked", "threads": 1},
 }
 # What differs between two runs of the same config: when they ran.
-OF_THE_MOMENT = ("run.toml", "timings.jsonl", ".lock")
+OF_THE_MOMENT = ("run.toml", "timings.jsonl", ".lock", ".timings")
 
 
 # --- runs in processes that can be killed
@@ -129,7 +129,7 @@ def command_line(*arguments):
 def files(folder):
     """Every file of a run, by name, without what tells when it ran."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name not in OF_THE_MOMENT}
+    return {name: path.read_bytes() for name, path in found.items() if not name.endswith(OF_THE_MOMENT)}
 
 
 def assert_same(folder, expected):
@@ -186,6 +186,7 @@ def test_killed_while_writing(worker, operations, expected, tmp_path):
         "the last checkpoint is half written": r"os.rename checkpoint/round-000012.safetensors.partial",
         "one of two models is written": r"open models/personal.safetensors.partial",
         "evaluations are being merged": r"os.rename clients.parquet.partial",
+        "evaluations are merged, checksums not noted": r"open run.toml.partial",
         "evaluations are merged, parts still there": r"os.rename clients.parts",
         "half of the parts are deleted": r"os.remove round-000006.parquet",
     }
@@ -323,7 +324,15 @@ def wait_for(condition, process, seconds=60):
         time.sleep(0.002)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(worker, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "ignored"),
+    [
+        (signal.SIGINT, 130, False),
+        (signal.SIGTERM, 143, False),
+        pytest.param(signal.SIGTERM, 143, True, id="SIGTERM, with SIGINT ignored"),
+    ],
+)
+def test_a_signal_saves_and_says_how_to_go_on(worker, tmp_path, number, code, ignored):
     settings = {**SETTINGS, "rounds": 50, "checkpoint_every": 40, "local": {"lr": 0.1, "steps": 40}}
     worker.run({**settings, "seed": 3}, tmp_path / "whole")
     config, folder = write_config(tmp_path / "a config.toml", settings), tmp_path / "run"
@@ -331,11 +340,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(worker, tmp_path):
     process = subprocess.Popen(
         [*PERSONAFL, "run", str(config), "-s", "seed=3", "-s", "model.hidden=[16]", "--out", str(folder)],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler),
     )  # fmt: skip
     wait_for(lambda: rounds.exists() and rounds.read_text().count("\n") >= 2, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in told
+    assert process.returncode == code and "Traceback" not in told
     done = rounds.read_text().count("\n")
     assert done < 40 and (folder / "checkpoint" / f"round-{done:06d}.json").exists()
     again = shlex.split(told.strip().splitlines()[-1].split("Continue with: ")[1])
@@ -343,6 +353,26 @@ def test_ctrl_c_saves_and_says_how_to_go_on(worker, tmp_path):
     resumed = command_line(*again[1:])
     assert resumed.returncode == 0, resumed.stderr
     assert_same(folder, {**files(tmp_path / "whole"), **leftover_checkpoints(folder, tmp_path / "whole")})
+
+
+@pytest.mark.parametrize("command", ["compare", "demo"])
+def test_a_comparison_that_is_terminated_keeps_what_is_done(tmp_path, command):
+    folder = tmp_path / "runs"
+    config = write_config(tmp_path / "config.toml", {**SETTINGS, "rounds": 400, "checkpoint_every": 0})
+    words = [str(config), "-a", "fedavg,ditto", "--seeds", "1"] if command == "compare" else ["--rounds", "4000"]
+    process = subprocess.Popen(
+        [*PERSONAFL, command, *words, "--out", str(folder)], env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: any(path.stat().st_size for path in folder.glob("*/rounds.jsonl")), process)
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 143 and "Traceback" not in told
+    assert f"Stopped; what is done is kept. Continue with: personafl {command}" in told
+    assert list(folder.glob("*/checkpoint/round-*.json"))
 
 
 def leftover_checkpoints(folder, whole):

@@ -1,7 +1,7 @@
 """The command line.
 
 Exit codes: 0 done; 2 something in the input is wrong (one line says what); 3 training broke down (every client
-diverged); 130 stopped by Ctrl-C (the run can be resumed); 1 `watch` saw a run stop before its end, or
+diverged); 130 stopped by Ctrl-C, 143 by SIGTERM (the run can be resumed); 1 `watch` saw a run stop before its end, or
 `site check` found what keeps a site from joining.
 """
 

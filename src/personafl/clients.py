@@ -47,6 +47,8 @@ class Answers:
         Who did not answer, or not in time or not acceptably, and why.
     bytes_up
         What the answers take on their way.
+    joined
+        Clients elsewhere that were heard of for the first time: their rows are not what a checkpoint says.
     """
 
     uploads: Uploads
@@ -55,6 +57,7 @@ class Answers:
     failed: Ints
     bytes_up: int
     dropped: dict[int, str] = field(default_factory=dict)
+    joined: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Clients(ABC):

@@ -51,9 +51,9 @@ class RunFiles(Listener):
         self.folder = folder
 
     def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
-        self.folder.write_clients(round, clients)
         if server:
             self.folder.write_evaluation(round, server)
+        self.folder.write_clients(round, clients)
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         self.folder.append("rounds.jsonl", record)

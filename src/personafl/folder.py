@@ -1,6 +1,6 @@
 """The run folder: what a run leaves behind, and who may write there.
 
-run.toml            the resolved config, seed, versions, engine, data fingerprint
+run.toml            the resolved config, seed, versions, engine, data fingerprint; at the end, checksums of the files
 rounds.jsonl        one line per round
 timings.jsonl       seconds of each round (apart, because they differ from run to run)
 clients.parquet     one row per client per evaluation
@@ -14,6 +14,7 @@ models/             global.safetensors and personal.safetensors; others.json and
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -29,7 +30,8 @@ import tomli_w
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import disk_errors, write_atomically, write_rows, write_tensors, write_text
+from personafl.files import checksum, disk_errors, write_atomically, write_rows, write_tensors, write_text
+from personafl.json_lines import JsonLines
 
 try:
     import fcntl
@@ -37,7 +39,7 @@ except ImportError:  # not a POSIX system: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 _MAY_DIFFER = (
-    "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created",
+    "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created", "files",
 )  # fmt: skip
 
 
@@ -52,6 +54,9 @@ class RunFolder:
         self.clients_file = path / "clients.parquet"
         self.models = path / "models"
         self._parts = path / "clients.parts"
+        self._lines = {file.name: JsonLines(file) for file in (self.rounds_file, self.timings_file)}
+        self._index = JsonLines(self._parts / "index.jsonl")  # a line for each evaluation: its files' checksums
+        self._intact: set[tuple[str, int, int]] = set()
 
     # --- the manifest --------------------------------------------------------------------------------------
 
@@ -130,15 +135,15 @@ class RunFolder:
     # --- what rounds and evaluations leave -----------------------------------------------------------------
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add a line to a .jsonl file."""
-        path = self.path / name
-        with disk_errors(path, "writing"), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add a line to rounds.jsonl or timings.jsonl."""
+        self._lines[name].append(record)
 
     def write_clients(self, round: int, table: pa.Table) -> None:
+        """Write the rows of an evaluation; what `write_evaluation` has to say of it comes first."""
         with disk_errors(self._parts, "creating"):
             self._parts.mkdir(exist_ok=True)
         write_atomically(self._parts / f"round-{round:06d}.parquet", lambda to: pq.write_table(table, to))
+        self._index.append(self._evaluation(round))
 
     def write_evaluation(self, round: int, tensors: State) -> None:
         folder = self.path / "evaluations"
@@ -177,11 +182,11 @@ class RunFolder:
         if tables:
             self.write_models("tables", tables, {})
 
+    # --- the end of a run ------------------------------------------------------------------------------------
+
     def merge_clients(self) -> None:
-        """Make clients.parquet of the evaluations' parts: one row group each."""
+        """Make clients.parquet of the evaluations' parts, one row group each, and note the checksums of all files."""
         parts = sorted(self._parts.glob("round-*.parquet"))
-        if not parts:
-            return
 
         def write(to: Path) -> None:
             with pq.ParquetWriter(to, pq.read_schema(parts[0])) as writer:
@@ -190,15 +195,85 @@ class RunFolder:
                     for group in range(file.num_row_groups):
                         writer.write_table(file.read_row_group(group))
 
-        write_atomically(self.clients_file, write)
-        # Renamed first: a crash in the middle of deleting must not leave half of the parts looking like all of them.
-        rest = self._parts.with_suffix(".partial")
-        shutil.rmtree(rest, ignore_errors=True)
-        self._parts.rename(rest)
-        shutil.rmtree(rest, ignore_errors=True)
+        if parts:
+            write_atomically(self.clients_file, write)
+        self.write_manifest({**self.manifest(), "files": self._checksums()})
+        if parts:
+            # Renamed first: a crash in the middle of deleting must not leave half of the parts looking like all.
+            rest = self._parts.with_suffix(".partial")
+            shutil.rmtree(rest, ignore_errors=True)
+            self._parts.rename(rest)
+            shutil.rmtree(rest, ignore_errors=True)
+            self._index = JsonLines(self._index.path)
 
-    def rewind(self, round: int) -> None:
-        """Forget what was written after a round (a run continues from there)."""
+    def _checksums(self) -> dict[str, str]:
+        """The SHA-256 of what a finished run leaves; times differ from run to run and are left out."""
+        named = [self.rounds_file, self.clients_file, self.path / "predictions.parquet", *sorted(self.models.glob("*"))]
+        found = {path.relative_to(self.path).as_posix(): checksum(path) for path in named if _is_kept(path)}
+        evaluations = self.path / "evaluations"
+        return found | ({"evaluations": _folder_checksum(evaluations)} if evaluations.is_dir() else {})
+
+    def check_intact(self, name: str) -> None:
+        """Refuse a file of a finished run that is not what run.toml says; earlier versions say nothing."""
+        path = self.path / name
+        known = self.manifest().get("files", {}).get(name)
+        if known is None or self.unmerged:
+            return
+        with disk_errors(path, "reading"):
+            about = path.stat()
+            seen = (name, about.st_mtime_ns, about.st_size)
+            if seen not in self._intact and checksum(path) != known:
+                again = ", or continue the run with --resume: models are made again"
+                raise RunError(
+                    f"{path} is damaged: it does not match its checksum in run.toml; put back a copy of it"
+                    f"{again if path.parent == self.models else ''}"
+                )
+        self._intact.add(seen)
+
+    # --- going on --------------------------------------------------------------------------------------------
+
+    def extents(self) -> dict[str, Any]:
+        """What a checkpoint has to know of the other files, when they are safe on the disk."""
+        return {"rounds.jsonl": self._lines["rounds.jsonl"].extent(), "evaluations": len(self._index)}
+
+    def timings_extent(self) -> dict[str, Any]:
+        return self._lines["timings.jsonl"].extent()
+
+    def check(self, round: int, files: dict[str, Any], timings: dict[str, Any]) -> None:
+        """Raise a ValueError where files that are older than a checkpoint are not what it knows of them."""
+        self._lines["rounds.jsonl"].check(files["rounds.jsonl"])
+        self._lines["timings.jsonl"].check(timings)
+        try:
+            found = self._evaluations(round) if self._parts.exists() else self._merged(round)
+        except (pa.ArrowException, RunError) as error:
+            raise ValueError(str(error)) from error
+        if found != files["evaluations"]:
+            where = self.clients_file if self.clients_file.exists() and not self._parts.exists() else self._parts
+            raise ValueError(f"{where} has {found} evaluations up to round {round}, {files['evaluations']} were made")
+
+    def _evaluations(self, round: int) -> int:
+        """How many evaluations there are up to a round, all of whose files are what they should be."""
+        lines = [line for line in self._index.records() if line["round"] <= round]
+        for line in lines:
+            for name, known in line["files"].items():
+                if not _is_kept(self.path / name) or checksum(self.path / name) != known:
+                    raise ValueError(f"{self.path / name} is damaged or missing")
+        return len(lines)
+
+    def _merged(self, round: int) -> int:
+        """The same for a run that had ended."""
+        if not self.clients_file.exists():
+            return 0
+        self.check_intact(self.clients_file.name)
+        known, folder = self.manifest().get("files", {}).get("evaluations"), self.path / "evaluations"
+        if known is not None and _folder_checksum(folder) != known:
+            raise ValueError(f"{folder} does not match its checksum in run.toml")
+        file = pq.ParquetFile(self.clients_file)
+        groups = (file.read_row_group(group, ["round"]) for group in range(file.num_row_groups))
+        return sum(table.column("round")[0].as_py() <= round for table in groups)
+
+    def rewind(self, round: int, files: dict[str, Any] | None = None, timings: dict[str, Any] | None = None) -> None:
+        """Forget what was written after a round (a run continues from there), and after what a checkpoint knows."""
         with disk_errors(self.path, "rewinding"):
             if self.clients_file.exists() and not self._parts.exists():
                 self._split_clients()
@@ -206,10 +281,26 @@ class RunFolder:
                 for path in folder.glob("round-*"):
                     if int(path.name[6:12]) > round or path.suffix == ".partial":
                         path.unlink()
-            for file in (self.rounds_file, self.timings_file):
-                kept = [json.dumps(record) + "\n" for record in _json_lines(file) if record["round"] <= round]
-                if file.exists():
-                    write_text(file, "".join(kept))
+            if self._parts.exists():
+                parts = sorted(self._parts.glob("round-*.parquet"))
+                self._index.keep([self._evaluation(int(part.name[6:12])) for part in parts])
+            known = {"rounds.jsonl": (files or {}).get("rounds.jsonl"), "timings.jsonl": timings}
+            for name, lines in self._lines.items():
+                if (extent := known[name]) is not None:
+                    lines.cut(extent["bytes"])
+                elif lines.path.exists():  # no checkpoint, or one of an earlier version
+                    lines.keep([record for record in lines.records() if record["round"] <= round])
+
+    def _evaluation(self, round: int) -> dict[str, Any]:
+        """An evaluation's line of the index."""
+        paths = (
+            self._parts / f"round-{round:06d}.parquet",
+            self.path / "evaluations" / f"round-{round:06d}.safetensors",
+        )
+        return {
+            "round": round,
+            "files": {path.relative_to(self.path).as_posix(): checksum(path) for path in paths if path.exists()},
+        }
 
     def _split_clients(self) -> None:
         """Undo `merge_clients`: each row group is an evaluation."""
@@ -227,11 +318,12 @@ class RunFolder:
 
     def rounds(self) -> list[dict[str, Any]]:
         """The lines of rounds.jsonl."""
-        return _json_lines(self.rounds_file)
+        self.check_intact(self.rounds_file.name)
+        return self._lines["rounds.jsonl"].records()
 
     def timings(self) -> list[dict[str, Any]]:
         """The lines of timings.jsonl."""
-        return _json_lines(self.timings_file)
+        return self._lines["timings.jsonl"].records()
 
     def clients(self) -> pa.Table:
         """All rows of all evaluations so far."""
@@ -239,24 +331,27 @@ class RunFolder:
         if parts:
             return pa.concat_tables([pq.read_table(part) for part in parts])
         if self.clients_file.exists():
+            self.check_intact(self.clients_file.name)
             return pq.read_table(self.clients_file)
         raise RunError(f"{self.path} has no evaluation yet")
 
     def predictions(self) -> pa.Table | None:
         """What the finished models say about every test sample; None where that is not kept."""
         path = self.path / "predictions.parquet"
+        if path.exists():
+            self.check_intact(path.name)
         return pq.read_table(path) if path.exists() else None
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a .jsonl file; a line cut short by a crash is left out."""
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
+def _is_kept(path: Path) -> bool:
+    """Whether this is a file, and not what a killed process left."""
+    return path.is_file() and path.suffix != ".partial" and not path.name.startswith(".")
+
+
+def _folder_checksum(folder: Path) -> str:
+    """One SHA-256 for all files of a folder."""
+    listed = "".join(f"{checksum(path)} {path.name}\n" for path in sorted(folder.glob("*")) if _is_kept(path))
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

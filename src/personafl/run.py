@@ -118,6 +118,7 @@ class Run:
     def _other(self, client: str, ids: list[str]) -> nn.Module:
         """The model of a client that models/personal.safetensors leaves out."""
         path = self.folder.models / "others.json"
+        self.folder.check_intact("models/others.json")
         others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         if client not in others:
             raise DataError(f"{self.path} has no client {client!r}; the first are {', '.join((ids or others)[:3])}")
@@ -172,6 +173,8 @@ class Run:
     def tables(self) -> dict[str, Tensor]:
         """What the data had for the model, such as word vectors; nothing for most data."""
         path = self.folder.models / "tables.safetensors"
+        if path.exists():
+            self.folder.check_intact("models/tables.safetensors")
         try:
             return load_file(path) if path.exists() else {}
         except (OSError, SafetensorError) as error:
@@ -200,6 +203,7 @@ class Run:
             raise RunError(f"the personalized models of {self.path} are at the sites: models/{path.name} of each")
         if not path.exists():
             raise RunError(f"{self.path} has no models yet: the run is not finished; continue it with --resume")
+        self.folder.check_intact(f"models/{path.name}")
         return safe_open(path, "pt")
 
 

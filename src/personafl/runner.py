@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +26,10 @@ from personafl.errors import RunError, TrainingFailed
 from personafl.evaluation import Moment, client_table, summary
 from personafl.events import Listener
 from personafl.folder import RunFolder
+from personafl.signals import Interrupted, on_stop
 from personafl.streams import generator
 
 log = logging.getLogger("personafl")
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: the run stopped after a round, with a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,7 @@ class Runner:
         self.active = np.zeros(count, np.int64)
         self.failed = np.zeros(count, np.int64)
         self.traffic = {"bytes_up": 0, "bytes_down": 0}
-        self._stop = False
+        self._stop: int | None = None  # the signal that asked for it
 
     def _start(self) -> None:
         """Nobody was active yet."""
@@ -135,8 +130,26 @@ class Runner:
         self.log = ClientLog(len(self.clients.roster), self.clients.row_bytes + 32)  # the id and three counters
 
     def resume(self) -> bool:
-        """Take up the newest undamaged checkpoint; False if there is none (the run starts anew)."""
-        found = checkpoint.latest(self.folder.checkpoints)
+        """Take up the newest undamaged checkpoint; False if there is none (the run starts anew).
+
+        One whose rounds.jsonl, timings.jsonl or evaluations are damaged is of no use; an older one may be.
+        """
+        damaged: list[str] = []
+
+        def check(found: checkpoint.Checkpoint) -> None:
+            try:
+                if found.files:
+                    self.folder.check(found.round, found.files, found.timings)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                damaged.append(str(error))
+                raise
+
+        found = checkpoint.latest(self.folder.checkpoints, check=check)
+        if found is None and damaged:
+            raise RunError(
+                f"cannot go on, because {damaged[0]}: put back a copy of it, or delete {self.folder.checkpoints} to "
+                "train from round 1 again"
+            )
         if found is not None and found.round > self.schedule.rounds:
             raise RunError(
                 f"{self.folder.path} has {found.round} rounds already, more than the {self.schedule.rounds} asked for"
@@ -144,7 +157,7 @@ class Runner:
         if found is not None:
             self._restore(found)
             checkpoint.prune(self.folder.checkpoints, self.round)
-        self.folder.rewind(self.round)
+        self.folder.rewind(self.round, *(() if found is None else (found.files or None, found.timings or None)))
         return found is not None
 
     def run(self) -> None:
@@ -153,14 +166,14 @@ class Runner:
         Raises
         ------
         Interrupted
-            On Ctrl-C, after the round in flight and a checkpoint. A second Ctrl-C stops at once.
+            On Ctrl-C or SIGTERM, after the round in flight and a checkpoint. A second one stops at once.
         TrainingFailed
             If every client of a cohort diverged.
         """
         for listener in self.listeners:
             listener.started(self.manifest, self.round)
         try:
-            with torch_threads(self.clients.threads), self._interruptible(), torch.no_grad():
+            with torch_threads(self.clients.threads), on_stop(self._asked_to_stop), torch.no_grad():
                 while self.round < self.schedule.rounds:
                     self.step()
                 self._write_models()
@@ -189,7 +202,7 @@ class Runner:
         if last or self._stop or _due(round, self.schedule.checkpoint_every):
             self._checkpoint()
         if self._stop and not last:
-            raise Interrupted
+            raise Interrupted(self._stop)
         return seconds
 
     def _train(self, round: int) -> tuple[dict[str, Any], dict[str, float]]:
@@ -204,6 +217,7 @@ class Runner:
         self.steps[answers.active] = answers.steps
         self.failed[answers.failed] += 1
         self.log.change(answers.active)
+        self.log.change(answers.joined)
         failed = [roster.ids[i] for i in answers.failed]
         if failed:
             log.warning(
@@ -275,7 +289,8 @@ class Runner:
             **{f"server.{name}": value for name, value in self.server.items()},
             "theta0": self.theta0,
         }
-        now = checkpoint.Checkpoint(self.round, tensors, dict(self.traffic))
+        files, timings = self.folder.extents(), self.folder.timings_extent()
+        now = checkpoint.Checkpoint(self.round, tensors, dict(self.traffic), files=files, timings=timings)
         checkpoint.save(self.folder.checkpoints, now, self.log, self._rows)
         self.clients.saved(self.round)
 
@@ -308,24 +323,18 @@ class Runner:
             self.folder.write_models("global", self.clients.task.state_dict(common.cpu()), {"format": "pt"})
         self.clients.write(self.folder, self.moment(last=True), self._evaluated())
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C ends the round and saves; the second stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
+    def _asked_to_stop(self, number: int, frame: Any) -> None:
+        """The first time the round ends and is saved; the second time everything stops at once.
+
+        A service that is stopped may tell this process by SIGTERM and its parent, which hands it on by SIGINT: once.
+        """
+        if self._stop == number:
+            raise Interrupted(number, saved=False)
+        if self._stop is not None:
             return
-
-        def stop(number: int, frame: Any) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-            log.warning("stopping after this round (Ctrl-C again to stop at once)")
-
-        before = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        self._stop = number
+        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        log.warning("stopping after this round (%s again to stop at once)", again)
 
 
 def _due(round: int, every: int) -> bool:

@@ -152,6 +152,9 @@ def train_config(
 
 def load_weights(module: nn.Module, path: Path) -> None:
     """Warm start: give a module the weights of a safetensors file, such as models/global.safetensors of a run."""
+    run = RunFolder(path.parent.parent)
+    if run.exists and path.exists():  # of a run: it knows what its files must be
+        run.check_intact(f"{path.parent.name}/{path.name}")
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:

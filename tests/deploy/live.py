@@ -34,7 +34,8 @@ SETTINGS = {
 }  # fmt: skip
 PATIENCE = 900.0
 """Seconds after which something that is waited for will not come, however busy the machine is."""
-FEDERATION = {"min_answers": 1, "round_timeout": 600.0, "patience": 600.0}
+FEDERATION = {"min_answers": 1, "round_timeout": 600.0, "patience": 600.0, "max_weight": 1.0}
+"""Without a limit on weights, so that two sites of three give what the loop engine does."""
 FEATURES, CLASSES = 6, 3
 
 

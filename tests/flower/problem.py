@@ -21,6 +21,7 @@ from tests.flower.grid import MemoryGrid
 
 SETTINGS = {"seed": 3, "rounds": 3, "eval_every": 0, "model": "mclr", "local": {"steps": 2, "batch_size": 4, "lr": 0.1}}
 FEDERATION = {"sites": 3, "input_shape": [4], "classes": 2, "patience": 5.0, "round_timeout": 0.3}
+OPTIONS = ("min_answers", "clients", "max_weight", "most_samples", "max_norm_factor")
 
 
 def federation() -> Federation:
@@ -41,7 +42,7 @@ def flower(folder: Path, grid: MemoryGrid, algorithm: Any, **more: Any) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     joint = {
         **FEDERATION,
-        **{key: more.pop(key) for key in list(more) if key in (*FEDERATION, "min_answers", "clients")},
+        **{key: more.pop(key) for key in list(more) if key in (*FEDERATION, *OPTIONS)},
     }
     if "clients" in joint:
         del joint["sites"]

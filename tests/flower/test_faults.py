@@ -60,7 +60,7 @@ def test_a_straggler_goes_back_and_the_result_is_as_if_it_had_not_been_in_the_co
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))
     _, late = node_of(grid, LATE)
     late.says = deaf(2)  # it trains, writes its state, and its answer is lost
-    ours = flower(tmp_path / "flower", grid, algorithm.name)
+    ours = flower(tmp_path / "flower", grid, algorithm.name, max_weight=1.0)
     assert ours.rounds()[1]["dropped"] == {LATE: "no answer within 0.3 s"}
 
     task = Task(initialize(MODELS["mclr"](), (4,), 2, 3))

@@ -203,6 +203,8 @@ class Uploads:
 
     Where it passed through several hands and `aggregate` takes nothing but means (`Algorithm.averages`), a row may be
     the mean of several clients: `condensed` says by which weights, `samples` has the sum of theirs, `counts` how many.
+
+    `most` is the largest share that one of them may have in an aggregate, where they are not trusted with more.
     """
 
     ids: Tensor
@@ -210,6 +212,7 @@ class Uploads:
     values: State
     condensed: Weights | None = None
     counts: Tensor | None = None
+    most: float = 1.0
 
     def __getitem__(self, name: str) -> Tensor:
         if self.condensed is not None:
@@ -224,10 +227,31 @@ class Uploads:
         if self.condensed not in (None, weights):
             raise TypeError(f"these uploads are condensed by {self.condensed!r}: they have no mean by {weights!r}")
         counts = torch.ones(len(self.samples)) if self.counts is None else self.counts
-        share = (self.samples if weights == "samples" else counts).double()
+        share = self.limit((self.samples if weights == "samples" else counts).double())
         share = (share / share.sum()).to(self.values[name])
         averaged: Tensor = torch.tensordot(share, self.values[name], dims=1)
         return averaged
+
+    def limit(self, weights: Tensor) -> Tensor:
+        """Weights of which none is more than `most` of their sum: those that are above become as large as allowed.
+
+        As they are, to the bit, where none is above. Where there are too few for all to be below, all are the same.
+
+        >>> up = Uploads(torch.arange(3), torch.ones(3), {}, most=0.5)
+        >>> up.limit(torch.tensor([2.0, 3.0, 900.0])).tolist()
+        [2.0, 3.0, 5.0]
+        """
+        if self.most >= 1 or not len(weights) or bool(weights.max() <= self.most * weights.sum()):
+            return weights
+        if self.most * len(weights) <= 1:
+            return torch.full_like(weights, float(weights.min()) or 1.0)
+        ordered = weights.double().sort(descending=True).values
+        for above in range(1, len(ordered)):
+            # The `above` largest have the same weight c, with c = most · (above · c + the others).
+            largest = self.most * ordered[above:].sum() / (1 - self.most * above)
+            if ordered[above] <= largest:
+                break
+        return weights.clamp(max=float(largest))
 
     def condense(self, weights: Weights) -> Uploads:
         """One row that stands for all of these clients, where only the mean by these weights is asked for.

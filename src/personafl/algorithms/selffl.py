@@ -151,6 +151,9 @@ class SelfFL(Algorithm):
         sigma0_2 = spread.sum() if self.variance == "sum" else spread.mean()
         sigma2 = _filled(reported).clamp(min=FLOOR)
         weights = 1 / (sigma0_2 + sigma2) if self.use_weights else torch.ones_like(sigma2)
+        claimed, weights = weights, uploads.limit(weights)
+        # Who claims more precision than one may have is believed to have as much as that.
+        reported = torch.where((weights < claimed) & (reported >= 0), 1 / weights - sigma0_2, reported)
         new = {**server, "sigma0_2": sigma0_2, "round": round}
         new["sigma2"] = server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)
         if self.clusters == "none":
@@ -185,11 +188,13 @@ class SelfFL(Algorithm):
         models, sigmas = server["cluster_theta"].clone(), server["cluster_sigma2"].clone()
         for c in cluster.unique():
             rows = cluster == c
-            models[c] = torch.tensordot(weights[rows] / weights[rows].sum(), uploads["theta"][rows], dims=1)
+            inside = uploads.limit(weights[rows])
+            models[c] = torch.tensordot(inside / inside.sum(), uploads["theta"][rows], dims=1)
             sigmas[c] = sigma2[rows].mean()
         server |= {"cluster_theta": models, "cluster_sigma2": sigmas}
         seen = sigmas >= 0
         mass = 1 / (server["sigma0_2"] + sigmas[seen]) if self.use_weights else torch.ones_like(sigmas[seen])
+        mass = uploads.limit(mass)
         estimate: Tensor = torch.tensordot(mass / mass.sum(), models[seen], dims=1)
         return estimate
 

@@ -67,6 +67,7 @@ def compare(
     from personafl.config import read_tables
     from personafl.errors import ConfigError
     from personafl.events import StudyProgress
+    from personafl.signals import exit_code, on_stop
     from personafl.study import judge
     from personafl.study_tables import caption, sentences, terminal_tables
 
@@ -76,12 +77,12 @@ def compare(
     if on == "here" and (address or at_once):
         raise ConfigError(f"{'--address' if address else '--at-once'} is for runs on Ray: add --on ray")
     try:
-        with StudyProgress(planned.jobs(), err) as progress:
+        with on_stop(), StudyProgress(planned.jobs(), err) as progress:
             if on == "ray":
                 from personafl.sweep import on_ray
             with on_ray(folder, address, at_once) if on == "ray" else nullcontext(here) as way:
                 found = run_plan(planned, folder, progress.listeners, way)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         words = ["personafl", "compare", str(config), *(["-a", ",".join(names)] if names else [])]
         words += ["--seeds", str(seeds)]
         words += [w for part in set_ or [] for w in ("-s", part)] + [w for part in tune or [] for w in ("--tune", part)]
@@ -92,7 +93,7 @@ def compare(
         for option, value in again.items():
             words += [option, str(value)] if value else []
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(words)}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(stop)) from None
     judgement = judge(found.methods)
     write_files(found, judgement, csv, latex)
     if as_json:

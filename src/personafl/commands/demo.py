@@ -37,18 +37,19 @@ def demo(
     from personafl.events import StudyProgress
     from personafl.report.data import report_data
     from personafl.report.files import default_page, write_page
+    from personafl.signals import exit_code, on_stop
     from personafl.study import judge
     from personafl.study_tables import caption, sentences, terminal_tables
 
     planned = demo_plan(rounds, seed, seeds)
     folder = out_folder or _next_free(Path("runs"))
     try:
-        with StudyProgress(planned.jobs(), err) as progress:
+        with on_stop(), StudyProgress(planned.jobs(), err) as progress:
             found = run_plan(planned, folder, progress.listeners)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         words = ["--rounds", str(rounds), "--seed", str(seed), "--seeds", str(seeds), "--out", str(folder)]
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(['personafl', 'demo', *words])}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(stop)) from None
     judgement = judge(found.methods)
     write_files(found, judgement)
     page = default_page([folder])

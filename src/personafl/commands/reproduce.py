@@ -52,6 +52,7 @@ def reproduce(
     from personafl.errors import ConfigError
     from personafl.files import disk_errors
     from personafl.processes import Processes
+    from personafl.signals import exit_code, on_stop
     from personafl.tables import TABLES, find, keep, missing
     from personafl.tables import reproduce as run_again
     from personafl.tables.show import sentence, tables
@@ -68,14 +69,14 @@ def reproduce(
     found: list[dict[str, Any]] = []
     seconds: list[float] = []
     try:
-        with Processes(at_once) as processes, _progress(as_json) as tell:
+        with on_stop(), Processes(at_once) as processes, _progress(as_json) as tell:
             for name in names:
                 begun = time.perf_counter()
                 found.append(run_again(name, folder, processes, quick, seed, tell))
                 seconds.append(time.perf_counter() - begun)
                 if keep_in is not None:
                     keep(found[-1], keep_in)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         words = ["personafl", "reproduce", *([table] if table else ["--all"]), *(["--quick"] if quick else [])]
         words += ["--seed", str(seed)] if seed else []
         for option, value in (
@@ -83,7 +84,7 @@ def reproduce(
         ):  # fmt: skip
             words += [option, str(value)] if value else []
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(words)}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(stop)) from None
     if as_json:
         print_json(found if everything else found[0])
     elif everything:

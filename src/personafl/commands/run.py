@@ -41,8 +41,8 @@ def run(
 ) -> None:
     """Train what a config describes.
 
-    Ctrl-C ends the round that is going on and saves; with --resume the same
-    command continues after the last checkpoint.
+    Ctrl-C or SIGTERM ends the round that is going on and saves; with --resume
+    the same command continues after the last checkpoint.
 
     Examples:
 
@@ -56,7 +56,7 @@ def run(
     """
     from personafl.config import read_config
     from personafl.events import ProgressBar
-    from personafl.runner import Interrupted
+    from personafl.signals import Interrupted, exit_code, on_stop
     from personafl.trackers import MLflow, TensorBoard
     from personafl.train import train_config
 
@@ -67,16 +67,18 @@ def run(
     boards = [TensorBoard(tensorboard / name)] if tensorboard else []
     trackers = [MLflow(mlflow, name=name)] if mlflow else []
     try:
-        done = train_config(settings, folder, resume, [*boards, *trackers, ProgressBar(err)])
+        with on_stop():
+            done = train_config(settings, folder, resume, [*boards, *trackers, ProgressBar(err)])
     except KeyboardInterrupt as stop:
-        how = "Stopped" if isinstance(stop, Interrupted) else "Stopped at once; the last checkpoint is kept"
+        saved = isinstance(stop, Interrupted) and stop.saved
+        how = "Stopped" if saved else "Stopped at once; the last checkpoint is kept"
         settings_again = [word for part in overrides for word in ("-s", part)]
         settings_again += ["--tensorboard", str(tensorboard)] if tensorboard else []
         settings_again += ["--mlflow", mlflow] if mlflow else []
         settings_again += ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join(["personafl", "run", str(config), *settings_again, "--out", str(folder), "--resume"])
         say(err, f"{how}. Continue with: {again}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(stop)) from None
     if as_json:
         print_json({"run": str(folder), **done.score})
         return

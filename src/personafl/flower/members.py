@@ -9,8 +9,10 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from personafl.algorithms.base import check
+from personafl.arrays import SPLITS
 from personafl.errors import DataError, RunError
 from personafl.evaluation import Roster
+from personafl.flower.messages import KINDS
 from personafl.flower.nodes import Card, Nodes, missing
 from personafl.splits import natural_order
 from personafl.version import __version__
@@ -38,6 +40,16 @@ class FederationSettings:
         Seconds that sites have to answer.
     patience
         Seconds to wait for sites at the beginning, and whenever fewer than `min_answers` of a round's sites are there.
+    most_samples
+        The most samples of a split that a site may say to have; who says more is refused. The default is what the
+        columns of clients.parquet hold.
+    max_weight
+        The largest share that one site may have in an aggregate, whatever it says of its samples. Up to one half, no
+        site outvotes all others together. With fewer than 1/`max_weight` answers all weigh the same. 1 for no limit.
+    max_norm_factor
+        An update that is longer than the round's median by more than this factor is left out, where there are three
+        answers. The default is generous: honest updates differ in length about as their numbers of steps do. 0 for
+        no limit.
     """
 
     input_shape: tuple[int, ...]
@@ -48,6 +60,9 @@ class FederationSettings:
     min_answers: int = 1
     round_timeout: float = 600.0
     patience: float = 600.0
+    most_samples: int = 2**31 - 1
+    max_weight: float = 0.5
+    max_norm_factor: float = 100.0
 
     def __post_init__(self) -> None:
         shape = self.input_shape
@@ -65,6 +80,11 @@ class FederationSettings:
         check("federation.min_answers", self.min_answers, 1 <= self.min_answers <= count, few)
         check("federation.round_timeout", self.round_timeout, self.round_timeout > 0, "above 0")
         check("federation.patience", self.patience, self.patience >= 0, "at least 0")
+        most = "1 to 2147483647"
+        check("federation.most_samples", self.most_samples, 1 <= self.most_samples < 2**31, most)
+        check("federation.max_weight", self.max_weight, 0 < self.max_weight <= 1, "in (0, 1]: a share")
+        factor = self.max_norm_factor
+        check("federation.max_norm_factor", factor, factor == 0 or factor >= 1, "at least 1, or 0 for no limit")
 
     def check_card(self, card: Card) -> None:
         """Refuse a site whose data or software does not fit."""
@@ -80,6 +100,13 @@ class FederationSettings:
             raise DataError(f"{who} has {card.classes} classes, expected at most {self.classes}")
         if self.classes is None and card.outputs != self.outputs:
             raise DataError(f"{who} has labels of {card.outputs} numbers, expected {self.outputs}")
+        if card.dtype not in KINDS:
+            raise DataError(f"{who} has samples of type {card.dtype}; known: {', '.join(KINDS)}")
+        for split in SPLITS:
+            if (count := getattr(card, split)) > self.most_samples:
+                raise DataError(
+                    f"{who} says that it has {count} {split} samples; federation.most_samples is {self.most_samples}"
+                )
         if card.train == 0:
             raise DataError(f"{who} has no training samples")
         if self.clients and card.client not in self.clients:

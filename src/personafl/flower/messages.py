@@ -75,6 +75,20 @@ def values(content: RecordDict, key: str, kinds: Mapping[str, type]) -> dict[str
     return {name: record[name] for name in kinds}
 
 
+def plain(text: str, most: int = 500) -> str:
+    """A text from elsewhere, fit for a terminal, a log and a page: no control characters, and not too long.
+
+    What moves a cursor, changes colours, breaks a line or turns the direction of writing becomes a blank.
+
+    >>> plain("no\\nroom \\x1b[2Jhere \\u202eyas I")
+    'no room  [2Jhere  yas I'
+    >>> plain("a" * 9, 5)
+    'aaaa…'
+    """
+    short = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(character if character.isprintable() else " " for character in short)
+
+
 def _check_size(record: ArrayRecord, key: str, expected: Layout) -> None:
     size = sum(len(array.data) for array in record.values())
     most = sum(np.dtype(kind).itemsize * int(np.prod(shape)) + HEADER for kind, shape in expected.values())

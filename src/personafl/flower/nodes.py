@@ -16,7 +16,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from personafl.errors import DataError, RunError
-from personafl.flower.messages import values
+from personafl.flower.messages import plain, values
 
 log = logging.getLogger("personafl")
 
@@ -125,6 +125,7 @@ class Nodes:
                 self._refuse(node, str(error))
 
     def _refuse(self, node: int, why: str) -> None:
+        why = plain(why)
         if self.refused.get(node) != why:
             log.warning("node %d is refused: %s", node, why)
         self.refused[node] = why
@@ -144,12 +145,14 @@ def content(reply: Message) -> RecordDict:
         code = reply.error.code
         raise DataError({5: "its node is not reachable", 8: "its process broke down"}.get(code, f"Flower error {code}"))
     if "refused" in reply.content:
-        raise DataError(values(reply.content, "refused", {"reason": str})["reason"][:500])
+        raise DataError(plain(values(reply.content, "refused", {"reason": str})["reason"]))
     return reply.content
 
 
 def _card(reply: Message) -> Card:
     found: dict[str, Any] = values(content(reply), "card", CARD)
+    # The name has to be right as it is: it is what sites are known by.
+    found |= {key: plain(found[key], 200) for key, kind in CARD.items() if kind is str and key != "client"}
     if not found["client"].isprintable() or not 0 < len(found["client"]) <= 200:
         raise DataError("it has no name of 1 to 200 characters")
     if not all(0 <= found[split] < SIZES for split in ("train", "val", "test")):

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Local, Sent, State, Uploads
+from personafl.arrays import SPLITS
 from personafl.clients import Answers, Clients
 from personafl.engines.batches import Ints
 from personafl.errors import DataError
@@ -22,8 +23,9 @@ from personafl.evaluation import Columns, Moment, Roster
 from personafl.files import disk_errors, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
-from personafl.flower.messages import pack, unpack, values
+from personafl.flower.messages import pack, plain, unpack, values
 from personafl.flower.nodes import Nodes, content, missing, pull
+from personafl.flower.screening import check_measures, rows_of, too_far, too_long
 from personafl.folder import RunFolder
 from personafl.privacy import Privacy
 from personafl.splits import natural_order
@@ -77,6 +79,10 @@ class FlowerClients(Clients):
         nobody = np.zeros_like(self.accepted)
         self._saved = [(0, nobody), (0, nobody)]  # the two checkpoints that are kept: rounds, and `accepted`
         self._finished: set[int] = set()
+        # What each site said that it has when it joined: for this run it counts with no more. −1: it has not joined.
+        self.declared = {split: np.full(len(roster), -1, np.int64) for split in SPLITS}
+        self._joined: set[int] = set()
+        self._cut: set[tuple[int, str, int]] = set()  # claims that were cut, and told in the log
         self._note_sizes(nodes.where())
 
     # --- what the runner asks for ---------------------------------------------------------------------------
@@ -124,6 +130,9 @@ class FlowerClients(Clients):
             steps[i] = said["steps"]
 
         dropped |= self._exchange(orders, take)
+        for i, why in self._screen(ids, sent, ups).items():
+            dropped[i] = why
+            del ups[i], steps[i]
         good = np.array(sorted(ups), np.int64)
         if len(good) < self.settings.min_answers:
             few = f"given up: {len(good)} answers, at least {self.settings.min_answers} are needed"
@@ -137,7 +146,9 @@ class FlowerClients(Clients):
             torch.from_numpy(good),
             torch.from_numpy(self.roster.sizes["train"][good]),
             {name: torch.stack([ups[i][name] for i in good]) for name in layout} if len(good) else {},
+            most=self.settings.max_weight,
         )
+        joined, self._joined = np.array(sorted(self._joined), np.int64), set()
         return Answers(
             uploads,
             active,
@@ -145,12 +156,31 @@ class FlowerClients(Clients):
             np.setdiff1d(active, good),
             uploads.bytes(),
             dict(sorted(dropped.items())),
+            joined,
         )
+
+    def _screen(self, ids: Ints, sent: Sent, ups: dict[int, State]) -> dict[int, str]:
+        """Whose update is left out, and why. Where all are too long, training has failed and not a site."""
+        long = {i: why for i, up in ups.items() if (why := too_long(up)) is not None}
+        if long and len(long) == len(ups):
+            for i in long:
+                del ups[i]
+            return {}
+        rest = {i: up for i, up in ups.items() if i not in long}
+        places = {int(i): k for k, i in enumerate(ids) if int(i) in rest}
+        return long | too_far(self.algorithm, rows_of(sent, places), rest, self.settings.max_norm_factor)
 
     def measure(self, moment: Moment, ids: Ints) -> Columns:
         layout = self._columns(moment)
         found: dict[int, State] = {}
-        self._evaluate(moment, ids, lambda i, reply: found.update({i: unpack(reply, "columns", layout)}))
+
+        def take(i: int, reply: RecordDict) -> None:
+            columns = unpack(reply, "columns", layout)
+            self._check_declared(i)
+            check_measures(columns, self.roster, i, self.task, moment.common is not None)
+            found[i] = columns
+
+        self._evaluate(moment, ids, take)
         silent = np.array([int(i) not in found for i in ids])
         columns: Columns = {"silent": silent}
         for name, (kind, _) in layout.items():
@@ -162,14 +192,19 @@ class FlowerClients(Clients):
         return columns
 
     def rows(self, ids: Ints) -> State:
-        return {"accepted": torch.from_numpy(self.accepted[ids])}
+        declared = {f"declared_{split}": torch.from_numpy(sizes[ids]) for split, sizes in self.declared.items()}
+        return {"accepted": torch.from_numpy(self.accepted[ids]), **declared}
 
     def put_rows(self, ids: Ints, rows: State) -> None:
         self.accepted[ids] = rows["accepted"].numpy()
+        for split, sizes in self.declared.items():
+            if f"declared_{split}" in rows:  # runs of earlier versions do not have it
+                sizes[ids] = rows[f"declared_{split}"].numpy()
+        self._note_sizes(self.nodes.where())
 
     @property
     def row_bytes(self) -> int:
-        return 8
+        return 8 * (1 + len(self.declared))
 
     def saved(self, round: int) -> None:
         if round != self._saved[1][0]:
@@ -214,12 +249,28 @@ class FlowerClients(Clients):
         return at
 
     def _note_sizes(self, at: Mapping[str, int]) -> None:
-        """Sites that come late, or with other data, tell their numbers of samples."""
+        """Sites that come late, or with other data, tell their numbers of samples: never more than at first."""
         for i, client in enumerate(self.roster.ids):
-            if client in at:
-                card = self.nodes.card(client)
-                for split, sizes in self.roster.sizes.items():
-                    sizes[i] = getattr(card, split)
+            for split, sizes in self.roster.sizes.items() if client in at else ():
+                now, declared = getattr(self.nodes.card(client), split), self.declared[split]
+                if declared[i] < 0:
+                    declared[i] = now
+                    self._joined.add(i)
+                new = min(now, int(declared[i]))
+                if new < now and (i, split, now) not in self._cut:
+                    self._cut.add((i, split, now))
+                    log.warning(
+                        "%s says that it has %d %s samples, at first it said %d: it counts with these",
+                        client, now, split, new,
+                    )  # fmt: skip
+                sizes[i] = new
+
+    def _check_declared(self, i: int) -> None:
+        """Measures over more samples than a site has declared are not of what its row says."""
+        card = self.nodes.card(self.roster.ids[i])
+        for split in ("val", "test"):
+            if getattr(card, split) > self.declared[split][i]:
+                raise DataError(f"it has more {split} samples than when it joined")
 
     # --- messages --------------------------------------------------------------------------------------------
 
@@ -271,7 +322,7 @@ class FlowerClients(Clients):
                         take(i, content(reply))
                 except DataError as error:
                     waiting.pop(i, None)
-                    dropped[i] = str(error)
+                    dropped[i] = plain(str(error))
             if waiting:
                 time.sleep(pause)
                 pause = min(1.5 * pause, 1.0)
