@@ -180,14 +180,10 @@ def _train(site: Site, content: RecordDict) -> RecordDict:
 def _evaluate(site: Site, content: RecordDict) -> RecordDict:
     order = _order(site, content)
     common = unpack(content, "common")["theta"] if "common" in content else None
-    columns = site.measure(order, values(content, "order", {"last": bool})["last"], common)
-    answer = {"client": site.settings.id, "round": order.round}
-    return RecordDict(
-        {
-            "answer": ConfigRecord(answer),
-            "columns": pack({name: torch.from_numpy(values) for name, values in columns.items()}),
-        }
-    )
+    measured = site.measure(order, values(content, "order", {"last": bool})["last"], common)
+    answer = {"client": site.settings.id, "round": order.round, "withheld": measured.withheld}
+    columns = {name: torch.from_numpy(values) for name, values in measured.columns.items()}
+    return RecordDict({"answer": ConfigRecord(answer), "columns": pack(columns)})
 
 
 def _order(site: Site, content: RecordDict) -> Order:

@@ -150,13 +150,22 @@ class FlowerClients(Clients):
     def measure(self, moment: Moment, ids: Ints) -> Columns:
         layout = self._columns(moment)
         found: dict[int, State] = {}
-        self._evaluate(moment, ids, lambda i, reply: found.update({i: unpack(reply, "columns", layout)}))
-        silent = np.array([int(i) not in found for i in ids])
+
+        def take(i: int, reply: RecordDict) -> None:
+            # A site may tell no metrics, and what its answers have cost its privacy nevertheless.
+            withheld = self._said(reply, i, moment.round, {"withheld": str})["withheld"]
+            told = {name: kind for name, kind in layout.items() if not withheld or name == "epsilon"}
+            found[i] = unpack(reply, "columns", told)
+            if withheld:
+                log.warning("round %d: %s", moment.round, withheld[:500])
+
+        self._evaluate(moment, ids, take)
+        silent = np.array([found.get(int(i), {}).keys() != layout.keys() for i in ids])
         columns: Columns = {"silent": silent}
         for name, (kind, _) in layout.items():
             column = np.full(len(ids), np.nan, kind if np.dtype(kind).kind == "f" or not silent.any() else "float64")
             for k, i in enumerate(ids):
-                if int(i) in found:
+                if name in found.get(int(i), {}):
                     column[k] = found[int(i)][name].numpy()[0]
             columns[name] = column
         return columns
@@ -247,7 +256,7 @@ class FlowerClients(Clients):
         }
         if more:
             records["common"] = pack(more)
-        if self._given and accepted == 0:
+        if self._given and (accepted == 0 or kind == "evaluate"):
             records["theta0"] = pack({"theta0": self._theta0})
         ttl = self.settings.round_timeout + SPARE
         return Message(RecordDict(records), node, kind, ttl=ttl, group_id=str(round))
