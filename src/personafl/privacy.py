@@ -8,9 +8,9 @@ C being `clip` and z `noise`. It does so itself, before anything leaves it: nobo
 the client keeps, its personalized model above all, is neither clipped nor noisy.
 
 A client on a machine of its own draws its noise from the system's secure generator, fresh for every answer
-(`SecureNoise`): it follows from nothing that anybody knows or can ask for again. In a simulation it follows from the run's
-seed (`NoiseSource`), so that a run can be repeated and does not depend on the engine. That is for research, and protects
-nobody: who knows the seed can subtract the noise.
+(`SecureNoise`): it follows from nothing that anybody knows or can ask for again. In a simulation it follows from the
+run's seed (`NoiseSource`), so that a run can be repeated and does not depend on the engine. That is for research, and
+protects nobody: who knows the seed can subtract the noise.
 
 docs/security.md says what this guarantees and what it does not.
 """

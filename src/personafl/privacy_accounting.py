@@ -10,8 +10,8 @@ everything of everybody else. So taking part in few rounds helps only by answeri
 k answers with multiplier s, each of which may depend on what became of those before, tell as much as one with s/√k
 (Dong, Roth, Su: Gaussian differential privacy, 2022), whose ε is known exactly (Balle, Wang: Improving the Gaussian
 mechanism for differential privacy, ICML 2018). Answers with different multipliers s_i tell as much as one with
-(Σ s_i⁻²)^(−1/2). That also holds where somebody chooses s_i, and whether to go on, after seeing the answers so far (Smith,
-Thakurta: Fully adaptive composition for Gaussian differential privacy, 2022).
+(Σ s_i⁻²)^(−1/2). That also holds where somebody chooses s_i, and whether to go on, after seeing the answers so far
+(Smith, Thakurta: Fully adaptive composition for Gaussian differential privacy, 2022).
 """
 
 from __future__ import annotations

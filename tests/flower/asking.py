@@ -1,4 +1,4 @@
-"""An operator who changes what is asked of a site, but not the site's code: orders of any content, one after another."""
+"""An operator who changes what is asked of a site, but not the site's code: orders of any content, one by one."""
 
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,15 @@ class Operator:
         return Task(initialize(choose("model", model, MODELS, None), (SIZE,), CLASSES, seed))
 
     def train(self, job: Job, theta: torch.Tensor | None = None, round: int = 1, accepted: int = 0, **more) -> Trained:
-        """What the site answers when it is to train from `theta`."""
+        """What the site answers when it is to train from `theta`, with `more` in place of what else is sent."""
         task, local = self.task(job.model, job.seed), checked(Local, "local", job.local)
         chosen = {k: v for k, v in job.algorithm.items() if k != "name"}
         algorithm = job.prepare(checked(ALGORITHMS[job.algorithm["name"]], "algorithm", chosen), task, local)
         sent = algorithm.send(algorithm.new_server(task.theta0, 3), torch.arange(1))
         if theta is not None:
             sent = Sent({**sent.shared, "theta": theta}, sent.each)
-        sent = Sent({**sent.shared, **more}, sent.each)
+        each = {name: more.pop(name) for name in list(more) if name in sent.each}
+        sent = Sent({**sent.shared, **more}, {**sent.each, **each})
         row = {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}
         upload = layout_of(upload_of(algorithm, local, algorithm.new_client(task.theta0), row))
         return self.site.train(Order(job, round, accepted, accepted, sent), upload)

@@ -76,6 +76,8 @@ def serve(grid: Grid, config: Path, out: Path) -> None:
             # Nobody has seen the data: these are the same sites with samples of the same kind.
             "fingerprint": digest([], [roster.ids, settings.input_shape, settings.classes, outputs]),
         }
+        if described.privacy is not None and described.privacy.noise:
+            resolved["noise"] = "from each site's own secure generator"
         tables = {"data": {"name": "sites"}, "model": described.tables()["model"]}
         run_rounds(folder, clients, described.algorithm, described.schedule, tables, resolved, {}, [RoundLog()])
 

@@ -1,8 +1,8 @@
 """What a site tells of its models when it is evaluated: little, and not as often as somebody likes.
 
-Sums of losses of models that somebody may choose are an oracle: with enough of them a test sample can be read off. So a site
-that asks for privacy tells no metrics (`SiteSettings.tells_metrics`). Any other tells them once for each time that it
-trained, of the one model that it was sent, rounded; asked the same again, it repeats what it said.
+Sums of losses of models that somebody may choose are an oracle: with enough of them a test sample can be read off. So
+a site that asks for privacy tells no metrics (`SiteSettings.tells_metrics`). Any other tells them once for each time
+that it trained, of the one model that it was sent, rounded; asked the same again, it repeats what it said.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from personafl.flower.site import Order
 
 LOSS = 0.01
-"""To this the mean loss of a classification is rounded."""
+"""To this the mean loss of a classification is rounded, see `loss_step`."""
 DIGITS = 3
 """To so many significant digits everything else is rounded that is not a whole number."""
 
@@ -43,6 +43,14 @@ def why_not(entries: Sequence[Entry], run: str, round: int) -> str:
     return ""
 
 
+def loss_step(n: int) -> float:
+    """To what the mean loss of n samples is rounded: a single one of them moves it by few steps.
+
+    That is less than the mean of so few samples says of others anyway, which is about 1/√n.
+    """
+    return max(LOSS, 2 / max(n, 1))
+
+
 def rounded(columns: Columns, sizes: Mapping[str, int], classes: bool) -> Columns:
     """What is told in place of exact values.
 
@@ -55,7 +63,7 @@ def rounded(columns: Columns, sizes: Mapping[str, int], classes: bool) -> Column
     --------
     >>> exact = {"personal_loss": np.array([7.1234]), "personal_correct": np.array([9.0]), "alpha": np.array([0.51239])}
     >>> {name: float(value[0]) for name, value in rounded(exact, {"test": 10, "val": 0}, True).items()}
-    {'personal_loss': 7.1, 'personal_correct': 9.0, 'alpha': 0.512}
+    {'personal_loss': 8.0, 'personal_correct': 9.0, 'alpha': 0.512}
     """
     out: Columns = {}
     for name, values in columns.items():
@@ -63,16 +71,23 @@ def rounded(columns: Columns, sizes: Mapping[str, int], classes: bool) -> Column
             out[name] = values
         elif classes and name.endswith("_loss"):
             n = max(sizes["val" if "_val_" in name else "test"], 1)
-            out[name] = np.round(values / n / LOSS) * n / (1 / LOSS)
+            out[name] = np.round(values / n / loss_step(n)) * loss_step(n) * n
         else:
             out[name] = np.array([float(f"{v:.{DIGITS}g}") if v % 1 else v for v in values.tolist()], values.dtype)
     return out
 
 
-def digest(order: Order, last: bool, common: Tensor | None) -> str:
-    """What makes two orders to evaluate the same."""
+def digest(order: Order, last: bool, common: Tensor | None, data: str) -> str:
+    """What makes two orders to evaluate the same, on data with this fingerprint."""
     sent = {**order.sent.shared, **order.sent.each, **({} if common is None else {"common": common})}
-    said = [order.job.text(), order.round, order.accepted, last, {n: fingerprint(v) for n, v in sorted(sent.items())}]
+    said = [
+        data,
+        order.job.text(),
+        order.round,
+        order.accepted,
+        last,
+        {n: fingerprint(v) for n, v in sorted(sent.items())},
+    ]
     return sha256(json.dumps(said).encode()).hexdigest()
 
 

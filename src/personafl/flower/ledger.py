@@ -1,12 +1,13 @@
 """What a site has answered, over all runs: a line for each answer, on its disk before the answer leaves.
 
-`ledger.jsonl` is only ever appended to. Each line has a digest of itself and of all lines before it, and `ledger.head` says
-how many there are and what the last digest is. A line that was changed, taken out or cut off is noticed: a site then
-refuses to answer rather than forget what it has told.
+`ledger.jsonl` is only ever appended to. Each line has a digest of itself and of all lines before it, and `ledger.head`
+says how many there are and what the last digest is. A line that was changed, taken out or cut off is noticed: a site
+then refuses to answer rather than forget what it has told.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ except ImportError:  # no such lock on Windows
     fcntl = None  # type: ignore[assignment]
 
 What = Literal["update", "nothing", "failed", "metrics"]
-"""An answer to training: an update, or none because the algorithm sends none or it was not finite; one to evaluation."""
+"""An answer to training: an update, or none, as the algorithm sends none or it was not finite; one to evaluation."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Ledger:
                 os.lseek(file, end, os.SEEK_SET)
                 try:
                     if os.write(file, text) < len(text):
-                        raise OSError(28, "no space")
+                        raise OSError(errno.ENOSPC, "")
                     os.fsync(file)
                 except OSError:
                     with suppress(OSError):

@@ -1,7 +1,7 @@
 """What a site asks of the work behind an answer: enough samples that no single one shows, and an end to it.
 
-Looked at is what is about to happen: the steps that the algorithm takes here, which may be its own, and the batches that are
-drawn for them. docs/security.md says what this stops and what it does not.
+Looked at is what is about to happen: the steps that the algorithm takes here, which may be its own, and the batches
+that are drawn for them. docs/security.md says what this stops and what it does not.
 """
 
 from __future__ import annotations
@@ -70,27 +70,25 @@ class SiteEngine(LoopEngine):
         return abs(1 - rate * decay) / abs(1 + rate * pull)
 
     def _check_least(self, plan: Plan, steps: int, program: Program, keep: float) -> None:
-        here, samples = self.settings, int(self.federation.sizes("train")[0])
-        who, draws = f"site {here.id}", program.batches_per_step
+        here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), program.batches_per_step
         positions, counts = plan.positions[0, : steps * draws], plan.counts[0, : steps * draws]
-        size = int(counts.max())
-        if size < here.least_batch_size:
-            raise ConfigError(f"{who} trains with batches of at least {here.least_batch_size} samples "
-                              f"(least_batch_size), this run has {size}")  # fmt: skip
+        size, least = int(counts.max()), here.least_batch_size
+        if size < least:
+            why = f"trains with batches of at least {least} samples (least_batch_size), this run has {size}"
+            raise ConfigError(f"site {here.id} {why}")
         if steps < here.least_steps:
-            raise ConfigError(f"{who} answers after at least {here.least_steps} steps (least_steps), this is {steps}")
+            why = f"answers after at least {here.least_steps} steps (least_steps), this is {steps}"
+            raise ConfigError(f"site {here.id} {why}")
         real = np.arange(positions.shape[1]) < counts[:, None]
         behind = len(np.unique(positions[real]))
         if behind < here.least_samples:
-            raise ConfigError(f"{who} answers with at least {here.least_samples} different training samples behind it "
-                              f"(least_samples): {steps} steps of {size} would use {behind} of its {samples}")  # fmt: skip
+            why = f"answers with at least {here.least_samples} different training samples behind it (least_samples)"
+            raise ConfigError(f"site {here.id} {why}: {steps} steps of {size} would use {behind} of its {samples}")
         share = max(largest_share(positions[d::draws], counts[d::draws], keep) for d in range(draws))
-        if not share * here.least_batch_size <= 1 + 1e-9:
-            raise ConfigError(
-                f"{who} answers where no sample weighs more than 1/{here.least_batch_size} (least_batch_size): in these "
-                f"{steps} steps one of its {samples} weighs {share:.2g}, because the last batch of an epoch is small "
-                "or steps are forgotten; take more steps, another batch_size or less weight_decay"
-            )
+        if not share * least <= 1 + 1e-9:
+            why = f"answers where no sample weighs more than 1/{least} (least_batch_size): in these {steps} steps one "
+            why += f"of its {samples} weighs {share:.2g}, as the last batch of an epoch is small or steps are forgotten"
+            raise ConfigError(f"site {here.id} {why}; take more steps, another batch_size or less weight_decay")
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         """Sums to which no sample adds more than `MOST_LOSS`."""
@@ -158,8 +156,8 @@ def check_sent(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: S
     meant = (algorithm.send_for_evaluation if evaluating else algorithm.send)(server, first)
     if (layout_of(sent.shared), layout_of(sent.each)) != (layout_of(meant.shared), layout_of(meant.each)):
         raise ConfigError(
-            f"site {here.id}: the server sends {', '.join([*sent.shared, *sent.each]) or 'nothing'}, by this site's code "
-            f"{algorithm.name} sends {', '.join([*meant.shared, *meant.each]) or 'nothing'}, or other shapes"
+            f"site {here.id}: the server sends {', '.join([*sent.shared, *sent.each]) or 'nothing'}, by this site's "
+            f"code {algorithm.name} sends {', '.join([*meant.shared, *meant.each]) or 'nothing'}, or other shapes"
         )
 
 

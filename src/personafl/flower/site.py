@@ -163,12 +163,15 @@ class Site:
             if self._own is not None:
                 return Measured(self._measure(clients, order, last, common))
             self._check_common(clients, order, common)
-            asked, told = digest(order, last, common), Told(versions.folder)
-            if (columns := told.recall(asked)) is not None:
+            asked = digest(order, last, common, clients.engine.federation.fingerprint)
+            told = Told(versions.folder)
+            columns, why = told.recall(asked), self._why_not(order)
+            if (columns is not None or why) and last:
+                self._measure(clients, order, last, common)  # nothing of it is told, but the model is made
+            if columns is not None:
                 return Measured(columns)
-            if why := self._why_not(order):
-                columns = self._measure(clients, order, last, common) if last else clients.spent(ME)
-                return Measured({name: columns[name] for name in clients.spent(ME)}, why)
+            if why:
+                return Measured(clients.spent(ME), why)
             exact = self._measure(clients, order, last, common)
             sizes = {str(split): int(count[0]) for split, count in clients.roster.sizes.items()}
             columns = rounded(exact, sizes, clients.task.classification)
