@@ -1,4 +1,4 @@
-"""Attacks by the operator of a federation of real processes, by what a run asks for, and what its sites do about them."""
+"""Attacks by the operator of a federation of real processes, by what a run asks for, and what its sites do."""
 
 import sys
 

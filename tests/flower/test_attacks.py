@@ -257,6 +257,27 @@ def test_a_site_that_asks_for_privacy_tells_no_metrics(tmp_path, table):
     assert [entry.what for entry in ann.site.ledger.entries()] == ["update"]
 
 
+def test_what_was_told_before_is_not_repeated_once_a_site_asks_for_privacy(tmp_path):
+    ann = Operator(tmp_path)
+    job, theta0 = ann.job(privacy={"clip": 1.0, "noise": 4.0, "delta": 1e-5}), ann.task({"name": "mclr"}).theta0
+    ann.train(job)
+    assert "global_loss" in ann.evaluate(job, theta0, accepted=1).columns
+    ann.file.write_text(ann.file.read_text() + "least_noise = 1.0\n")
+    assert list(ann.evaluate(job, theta0, accepted=1).columns) == ["epsilon"]
+
+
+def test_the_model_is_made_again_where_it_is_gone_and_the_answer_is_the_same(tmp_path):
+    ann = Operator(tmp_path)
+    job, theta0 = ann.job(), ann.task({"name": "mclr"}).theta0
+    ann.train(job)
+    first = ann.evaluate(job, theta0, accepted=1, last=True)
+    model = ann.folder / "models" / "personal.safetensors"
+    before = model.read_bytes()
+    model.unlink()
+    assert ann.evaluate(job, theta0, accepted=1, last=True).columns == first.columns
+    assert model.read_bytes() == before and len(ann.site.ledger.entries()) == 2
+
+
 def test_a_site_may_tell_metrics_nevertheless(tmp_path):
     ann = Operator(tmp_path, most_epsilon=50.0, metrics=True)
     job, theta0 = ann.job(privacy={"clip": 1.0, "noise": 4.0, "delta": 1e-5}), ann.task({"name": "mclr"}).theta0

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from personafl.evaluation import Columns
-from personafl.files import write_text
+from personafl.files import disk_errors, write_text
 from personafl.flower.job import fingerprint
 from personafl.flower.ledger import Entry
 
@@ -108,5 +108,7 @@ class Told:
             return None
 
     def keep(self, asked: str, columns: Columns) -> None:
+        with disk_errors(self._path.parent, "creating"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         said = {name: (str(values.dtype), values.tolist()[0]) for name, values in columns.items()}
         write_text(self._path, json.dumps({"order": asked, "columns": said}))

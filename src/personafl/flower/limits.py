@@ -16,11 +16,10 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm, Local, Sent
 from personafl.algorithms.base import Program, State
-from personafl.engines.base import Result, Work
+from personafl.engines.base import Result, Split, Work
 from personafl.engines.batches import Ints, Plan
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError
-from personafl.evaluation import Split
 from personafl.flower.job import Job, layout_of
 from personafl.flower.site_data import SiteSettings
 from personafl.streams import Key
@@ -161,9 +160,15 @@ def check_sent(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: S
         )
 
 
-def common_model(algorithm: Algorithm, theta0: Tensor, sent: Sent) -> Tensor | None:
-    """The one model that serves everybody, by what a site was sent."""
-    return algorithm.global_model({**algorithm.new_server(theta0, 1), **sent.shared})
+def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: Sent, common: Tensor | None) -> None:
+    """Refuse a model for everybody that is not the one that was sent: an evaluation is about one model, not two."""
+    meant = algorithm.global_model({**algorithm.new_server(theta0, 1), **sent.shared})
+    if meant is None or common is None:
+        same = meant is common
+    else:
+        same = torch.equal(meant, common)
+    if not same:
+        raise ConfigError(f"site {here.id}: the global model to evaluate is not the one that was sent")
 
 
 def check_most(here: SiteSettings, key: str, asked: int, what: str) -> None:

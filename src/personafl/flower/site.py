@@ -30,7 +30,7 @@ from personafl.files import disk_errors, write_tensors, write_text
 from personafl.flower.evaluations import Told, digest, rounded, why_not
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.ledger import Entry, Ledger, What, check_budget
-from personafl.flower.limits import SiteEngine, check_local, check_model, check_sent, common_model
+from personafl.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
 from personafl.flower.site_data import SiteSettings, read_data
 from personafl.flower.versions import Versions
 from personafl.privacy import Privacy, SecureNoise
@@ -162,22 +162,7 @@ class Site:
             versions.settle(order.accepted, order.durable)
             if self._own is not None:
                 return Measured(self._measure(clients, order, last, common))
-            self._check_common(clients, order, common)
-            asked = digest(order, last, common, clients.engine.federation.fingerprint)
-            told = Told(versions.folder)
-            columns, why = told.recall(asked), self._why_not(order)
-            if (columns is not None or why) and last:
-                self._measure(clients, order, last, common)  # nothing of it is told, but the model is made
-            if columns is not None:
-                return Measured(columns)
-            if why:
-                return Measured(clients.spent(ME), why)
-            exact = self._measure(clients, order, last, common)
-            sizes = {str(split): int(count[0]) for split, count in clients.roster.sizes.items()}
-            columns = rounded(exact, sizes, clients.task.classification)
-            self._write_down(self._entry(order, clients, "metrics"))
-            told.keep(asked, columns)
-            return Measured(columns)
+            return self._tell(clients, versions, order, last, common)
 
     # --- how -------------------------------------------------------------------------------------------------
 
@@ -235,8 +220,10 @@ class Site:
 
     def _entry(self, order: Order, clients: LocalClients, what: What) -> Entry:
         privacy, job = clients.privacy, order.job
-        told = {} if privacy is None else {"clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta}
-        return Entry(job.run, order.round, what, clients.algorithm.name, **told)
+        entry = Entry(job.run, order.round, what, clients.algorithm.name)
+        if privacy is None:
+            return entry
+        return replace(entry, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
 
     def _write_down(self, entry: Entry) -> None:
         """Before an answer leaves: another process may have answered since this one began."""
@@ -261,18 +248,31 @@ class Site:
             self._keep(clients, order, theta, columns)
         return columns
 
-    def _why_not(self, order: Order) -> str:
-        if not self.settings.tells_metrics:
-            return f"site {self.settings.id} tells no metrics: it asks for privacy, and no noise would leave any of use"
-        why = why_not(self.ledger.entries(), order.job.run, order.round)
-        return f"site {self.settings.id} tells no metrics: {why}" if why else ""
-
-    def _check_common(self, clients: LocalClients, order: Order, common: Tensor | None) -> None:
-        """The model that is called everybody's is the one that was sent: an evaluation is about one model, not two."""
+    def _tell(
+        self, clients: LocalClients, versions: Versions, order: Order, last: bool, common: Tensor | None
+    ) -> Measured:
+        """What leaves the site, see `evaluations`."""
         theta0 = clients.task.theta0 if order.theta0 is None else order.theta0
-        meant = common_model(clients.algorithm, theta0, order.sent)
-        if (meant is None) != (common is None) or (meant is not None and not torch.equal(meant, common)):  # type: ignore[arg-type]
-            raise ConfigError(f"site {self.settings.id}: the global model to evaluate is not the one that was sent")
+        check_common(self.settings, clients.algorithm, theta0, order.sent, common)
+        asked, told = digest(order, last, common, clients.engine.federation.fingerprint), Told(versions.folder)
+        again, why = told.recall(asked) if self.settings.tells_metrics else None, self._why_not(order)
+        exact = self._measure(clients, order, last, common) if last or (again is None and not why) else {}
+        if again is not None:
+            return Measured(again)
+        if why:
+            return Measured(clients.spent(ME), why)
+        sizes = {str(split): int(count[0]) for split, count in clients.roster.sizes.items()}
+        columns = rounded(exact, sizes, clients.task.classification)
+        self._write_down(self._entry(order, clients, "metrics"))
+        told.keep(asked, columns)
+        return Measured(columns)
+
+    def _why_not(self, order: Order) -> str:
+        if self.settings.tells_metrics:
+            why = why_not(self.ledger.entries(), order.job.run, order.round)
+        else:
+            why = "it asks for privacy, and with enough noise they would say nothing"
+        return f"site {self.settings.id} tells no metrics: {why}" if why else ""
 
     # --- its data and model ----------------------------------------------------------------------------------
 
