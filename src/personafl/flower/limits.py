@@ -163,11 +163,7 @@ def check_sent(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: S
 def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: Sent, common: Tensor | None) -> None:
     """Refuse a model for everybody that is not the one that was sent: an evaluation is about one model, not two."""
     meant = algorithm.global_model({**algorithm.new_server(theta0, 1), **sent.shared})
-    if meant is None or common is None:
-        same = meant is common
-    else:
-        same = torch.equal(meant, common)
-    if not same:
+    if not (meant is common if meant is None or common is None else torch.equal(meant, common)):
         raise ConfigError(f"site {here.id}: the global model to evaluate is not the one that was sent")
 
 
