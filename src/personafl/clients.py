@@ -23,7 +23,7 @@ from personafl.engines.batches import Ints
 from personafl.evaluation import Columns, Moment, Personal, Roster, measure, personal_models, shared_model
 from personafl.folder import RunFolder
 from personafl.predictions import Predictions
-from personafl.privacy import NoiseSource, Privacy
+from personafl.privacy import Noise, NoiseSource, Privacy
 from personafl.store import ClientStore
 from personafl.task import Task
 
@@ -152,8 +152,8 @@ class LocalClients(Clients):
         Megabytes of the clients' states that are kept in memory; more are memory-mapped files in `folder`.
     privacy
         Clipping and noise on what the clients send; `clients.parquet` then has their ε.
-    secret
-        What the noise follows from, for clients that do not trust who knows the seed; see `NoiseSource`.
+    noise
+        Where their noise comes from; left out, the seed, which is for simulations.
     """
 
     algorithm: Algorithm
@@ -167,10 +167,10 @@ class LocalClients(Clients):
         memory: int = 1024,
         folder: Path | None = None,
         privacy: Privacy | None = None,
-        secret: str | None = None,
+        noise: Noise | None = None,
     ) -> None:
         self.engine, self._memory, self._folder = engine, memory, folder
-        self.privacy, self._noise = privacy, NoiseSource(engine.seed, secret)
+        self.privacy, self._noise = privacy, noise or NoiseSource(engine.seed)
         self.task, self.local, self.seed = engine.task, engine.local, engine.seed
         self.threads, self.device = engine.threads, engine.device
         self.roster = Roster.of(engine.federation)
@@ -204,7 +204,7 @@ class LocalClients(Clients):
         return Answers(uploads, ids, result.steps.cpu().numpy(), failed, uploads.bytes())
 
     def measure(self, moment: Moment, ids: Ints) -> Columns:
-        spent = {} if self.privacy is None else {"epsilon": self.privacy.epsilon(self.releases[ids])}
+        spent = self.spent(ids)
         if not moment.last:
             return measure(self.algorithm, self.engine, self.store, moment, ids) | spent
         models = None
@@ -212,6 +212,10 @@ class LocalClients(Clients):
             models = ClientStore({"theta": self.task.theta0}, len(self.roster), self._memory, self._folder)
         self._made = Made(Predictions(self.engine, ids, moment.common), models, self._kept(moment))
         return measure(self.algorithm, self.engine, self.store, moment, ids, self._made.add) | spent
+
+    def spent(self, ids: Ints) -> Columns:
+        """What the answers of these clients have cost their privacy."""
+        return {} if self.privacy is None else {"epsilon": self.privacy.epsilon(self.releases[ids])}
 
     def rows(self, ids: Ints) -> State:
         counted = {} if self.privacy is None else {RELEASES: torch.from_numpy(self.releases[ids])}

@@ -7,11 +7,10 @@ A client that was sent w and would answer y sends
 C being `clip` and z `noise`. It does so itself, before anything leaves it: nobody else is trusted with the noise. What
 the client keeps, its personalized model above all, is neither clipped nor noisy.
 
-Noise follows from a secret, the client's name and the round, by a cryptographic hash (SHAKE-256), so that a run can be
-repeated and does not depend on the engine. Who knows the secret can subtract the noise. In a simulation the secret is
-the run's seed, which is fine for research and protects nobody; a client on a machine of its own must have one that it
-tells to nobody (`LocalClients(secret=…)`). Its noise then also follows from the answer y: asked twice for the same
-round, on different grounds, a client would otherwise send two answers with the same noise, whose difference has none.
+A client on a machine of its own draws its noise from the system's secure generator, fresh for every answer
+(`SecureNoise`): it follows from nothing that anybody knows or can ask for again. In a simulation it follows from the
+run's seed (`NoiseSource`), so that a run can be repeated and does not depend on the engine. That is for research, and
+protects nobody: who knows the seed can subtract the noise.
 
 docs/security.md says what this guarantees and what it does not.
 """
@@ -19,9 +18,11 @@ docs/security.md says what this guarantees and what it does not.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_256
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -96,7 +97,7 @@ class Privacy:
         return np.array([made[int(k)] for k in releases], np.float64)
 
     def protect(
-        self, algorithm: Algorithm, up: State, sent: Sent, names: Sequence[str], round: int, source: NoiseSource
+        self, algorithm: Algorithm, up: State, sent: Sent, names: Sequence[str], round: int, source: Noise
     ) -> State:
         """What clients send in place of `up`; a row for each of the clients that are named.
 
@@ -105,7 +106,7 @@ class Privacy:
         Parameters
         ----------
         names
-            Of the clients, which their noise depends on.
+            Of the clients, which the noise of a simulation depends on.
         source
             Where the noise comes from.
         """
@@ -128,42 +129,64 @@ class Privacy:
         pieces = torch.from_numpy(protected).split([up[name][0].numel() for name in against], 1)
         return {name: piece.reshape(up[name].shape).to(up[name]) for name, piece in zip(against, pieces, strict=True)}
 
-    def _protect_one(self, before: Floats, answer: Floats, client: str, round: int, source: NoiseSource) -> Floats:
+    def _protect_one(self, before: Floats, answer: Floats, client: str, round: int, source: Noise) -> Floats:
         update = answer - before
         norm = float(np.sqrt(np.square(update).sum()))
         clipped = before + update * (self.clip / norm) if norm > self.clip else answer
         if not self.noise:
             return clipped
-        return np.asarray(clipped + self.noise * self.clip * source.normal(client, round, answer))
+        return np.asarray(clipped + self.noise * self.clip * source.normal(client, round, len(answer)))
+
+
+class Noise(Protocol):
+    """Where noise comes from."""
+
+    def normal(self, client: str, round: int, size: int) -> Floats:
+        """Standard normal numbers for a client's answer in a round."""
+        ...
 
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """Where noise comes from: the seed of a simulation, or the secret of a client on a machine of its own.
+    """Noise of a simulation: it follows from the seed, the client's name and the round, and so protects nobody.
 
     Examples
     --------
-    >>> answer = np.zeros(2)
-    >>> NoiseSource(seed=0).normal("ann", 1, answer).round(3).tolist()
+    >>> NoiseSource(seed=0).normal("ann", 1, 2).round(3).tolist()
     [0.552, -0.343]
     """
 
     seed: int
-    secret: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.secret is not None and len(self.secret) < 32:
-            raise ConfigError("a client's secret for its noise must have at least 32 characters, such as 64 hex digits")
-
-    def normal(self, client: str, round: int, answer: Floats) -> Floats:
-        """Standard normal numbers for a client's answer, the same on every machine."""
+    def normal(self, client: str, round: int, size: int) -> Floats:
+        """The same on every machine."""
         # A list as JSON: no two different ones have the same bytes.
-        named = json.dumps(["privacy", self.seed if self.secret is None else self.secret, client, round]).encode()
-        about = b"" if self.secret is None else answer.tobytes()
-        bits = np.frombuffer(shake_256(named + about).digest(8 * len(answer)), "<u8") >> np.uint64(12)
-        # 52 bits, so that the half which keeps 0 out does not round the largest up to 1.
-        uniform = torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-52)
-        return np.asarray(torch.special.ndtri(uniform).numpy())
+        named = json.dumps(["privacy", self.seed, client, round]).encode()
+        return _normal(shake_256(named).digest(8 * size))
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """Noise of a client on a machine of its own: from the system's secure generator, never the same twice.
+
+    Examples
+    --------
+    >>> one, other = (SecureNoise().normal("ann", 1, 2) for _ in range(2))
+    >>> bool((one == other).any())
+    False
+    """
+
+    def normal(self, client: str, round: int, size: int) -> Floats:
+        """Fresh numbers, whoever asks and how often."""
+        return _normal(os.urandom(8 * size))
+
+
+def _normal(random: bytes) -> Floats:
+    """Standard normal numbers, one from each eight random bytes."""
+    # 52 bits, so that the half which keeps 0 out does not round the largest up to 1.
+    bits = np.frombuffer(random, "<u8") >> np.uint64(12)
+    uniform = torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-52)
+    return np.asarray(torch.special.ndtri(uniform).numpy())
 
 
 def _rows(values: Sequence[Tensor]) -> NDArray[np.float32]:

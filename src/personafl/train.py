@@ -226,6 +226,8 @@ def _train(
             "outputs": federation.classes or int(np.prod(federation.y.shape[1:])),
             "fingerprint": federation.fingerprint,
         }
+        if privacy is not None and privacy.noise:
+            resolved["noise"] = "follows from the seed: protects nobody"
         if going_on and choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
         with closing(clients):

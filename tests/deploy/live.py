@@ -61,6 +61,9 @@ class Live:
         init_federation(folder / "federation", SITES)
         self.deployment = Deployment(folder / "federation", data=folder / "data", proxy=find_nginx() is not None)
         self.federation: Federation = self.deployment.federation
+        for name in SITES:  # Self-FL takes single steps here, of 8 samples
+            with open(self.deployment.site_folder(name) / "site.toml", "a", encoding="utf-8") as file:
+                file.write("\nleast_samples = 8\n")
         self._runs = 0
         self._seen: dict[str, int] = {}
 

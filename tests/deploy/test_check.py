@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import socket
 import ssl
 import threading
 import time
+import tomllib
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from typer.testing import CliRunner
 
 from personafl.cli import app
 from personafl.deploy import check_site, init_federation
+from personafl.flower.ledger import Entry, Ledger
+from personafl.flower.site_data import SiteSettings
 
 RANDOM = np.random.default_rng(0)
 
@@ -48,6 +52,51 @@ def test_a_site_that_is_fit(site):
     assert found["data"].about.startswith("60 samples of shape (64,)")
     assert found["splits"].about == "42 for training, 6 for validation, 12 for testing"
     assert "0: 6, 1: 6" in found["labels"].about
+
+
+def test_the_limits_and_what_was_told_are_shown(site):
+    found = findings(site)
+    assert "batches of at least 8 samples, 1 steps, 16 different samples" in found["limits"].about
+    assert found["privacy"].about == "metrics are told, which ε does not cover"
+    assert found["ledger"].about == "0 updates and 0 times metrics were told, in 0 runs"
+    ledger = Ledger(site, "north")
+    ledger.add(Entry("a", 1, "update", "ditto", 1.0, 4.0, 1e-5))
+    ledger.add(Entry("a", 1, "metrics", "ditto", 1.0, 4.0, 1e-5))
+    assert found["ledger"].state == "good"
+    assert (
+        findings(site)["ledger"].about == "1 updates and 1 times metrics were told, in 1 runs; ε = 1.993 at δ = 1e-05"
+    )
+    settings = (site / "site.toml").read_text()
+    (site / "site.toml").write_text(settings + "\nmost_epsilon = 2.5\n")
+    assert findings(site)["privacy"].about == "ε of at most 2.5 at δ = 1e-05; no metrics are told"
+    assert bad(site)["ledger"].endswith(
+        "of most_epsilon = 2.5, so that nothing is left of most_epsilon for another one"
+    )
+    (site / "site.toml").write_text(settings + "\nmost_epsilon = 5.0\nmetrics = true\n")
+    assert findings(site)["privacy"].state == "warning" and not bad(site)
+    ledger.path.write_bytes(b"")
+    assert "cannot trust the ledger" in bad(site)["ledger"]
+
+
+def test_a_site_with_too_few_samples_is_told(site):
+    bring(site, x=RANDOM.random((20, 64), np.float32), y=np.arange(20) % 10)
+    assert "with fewer than least_samples = 16 for training no answer leaves this site" in bad(site)["splits"]
+
+
+def test_the_template_says_the_limits_that_hold(site):
+    """Each line about a limit can be uncommented, and those that hold anyway change nothing."""
+    said = [line.removeprefix("# ") for line in (site / "site.toml").read_text().splitlines() if " = " in line]
+    there = tomllib.loads("\n".join(line for line in said if re.match(r"\w+ = ", line)))
+    defaults = SiteSettings("a", "b", "c")
+    assert {key for key in there if key.startswith(("least_", "most_"))} == {
+        key for key in vars(defaults) if key.startswith(("least_", "most_"))
+    }
+    always = [
+        key for key in there if key.startswith(("least_", "most_")) and key not in ("least_noise", "most_epsilon")
+    ]
+    assert {key: there[key] for key in [*always, "delta"]} == {
+        key: getattr(defaults, key) for key in [*always, "delta"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -107,7 +156,7 @@ def test_a_folder_that_is_not_there(site):
 
 
 def test_one_class_alone_and_no_test_samples_are_warnings(site):
-    np.savez(site / "data.npz", x_train=np.zeros((5, 64), np.float32), y_train=np.ones(5, np.int64))
+    np.savez(site / "data.npz", x_train=np.zeros((16, 64), np.float32), y_train=np.ones(16, np.int64))
     found = findings(site)
     assert found["labels"].state == found["splits"].state == "warning" and not bad(site)
 

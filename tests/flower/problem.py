@@ -14,6 +14,7 @@ from personafl import checkpoint
 from personafl.config import parse
 from personafl.federation import Federation
 from personafl.flower.app import serve
+from personafl.flower.evaluations import loss_step
 from personafl.folder import RunFolder
 from personafl.run import Run
 from personafl.train import train_config
@@ -91,9 +92,36 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
 
 
 def same_clients(a: Run, b: Run) -> bool:
-    one, other = RunFolder(a.path).clients(), RunFolder(b.path).clients()
-    # NaN equals nothing, itself included.
-    return bool(one.schema == other.schema and str(one.to_pydict()) == str(other.to_pydict()))
+    return same_tables(RunFolder(a.path).clients(), RunFolder(b.path).clients())
+
+
+def same_tables(ours: pa.Table, reference: pa.Table) -> bool:
+    """To the last bit, but for what sites round before they tell it: the reference is rounded as they do."""
+    names = ours.column_names
+    return bool(ours.schema == reference.schema and all(_alike(ours, reference, name) for name in names))
+
+
+def _alike(ours: pa.Table, reference: pa.Table, name: str) -> bool:
+    a, b = ours.column(name).to_pylist(), reference.column(name).to_pylist()
+    if not pa.types.is_floating(ours.schema.field(name).type):
+        return a == b
+    if name.endswith("_loss"):
+        steps = [loss_step(n) for n in ours.column("n_val" if "_val_" in name else "n_test").to_pylist()]
+        b = [v if v is None else round(v / step) * step for v, step in zip(b, steps, strict=True)]
+    x, y = (np.array([np.nan if v is None else v for v in column]) for column in (a, b))
+    exact = name.endswith("_loss")
+    return [v is None for v in a] == [v is None for v in b] and bool(
+        np.isclose(x, y, rtol=1e-9 if exact else 6e-3, atol=1e-9 if exact else 0, equal_nan=True).all()
+    )
+
+
+def same_rounds(ours: list[dict[str, Any]], reference: list[dict[str, Any]], samples: int) -> bool:
+    """What rounds.jsonl says is the same, losses to what sites with so many samples of a split round them to."""
+    close = loss_step(samples) / 2 + 1e-9
+    return len(ours) == len(reference) and all(
+        a.keys() == b.keys() and all(a[k] == b[k] or (k.endswith("_loss") and abs(a[k] - b[k]) <= close) for k in a)
+        for a, b in zip(ours, reference, strict=True)
+    )
 
 
 def as_table(run: Run) -> pa.Table:

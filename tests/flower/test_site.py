@@ -75,6 +75,12 @@ def test_a_saved_federation_gives_the_site_its_own_part_only(tmp_path):
         ({"splits": [0.5, 0.5]}, "splits"),
         ({"threads": 0}, "threads = 0"),
         ({"least_noise": -1.0}, "least_noise = -1.0"),
+        ({"most_epsilon": 0.0}, "most_epsilon = 0.0: must be above 0"),
+        ({"delta": 1.0}, "delta = 1.0: must be in (0, 1)"),
+        ({"metrics": "no"}, "metrics = 'no'"),
+        ({"least_batch_size": 0}, "least_batch_size = 0: must be at least 1"),
+        ({"least_samples": 1.5}, "least_samples = 1.5"),
+        ({"most_steps": 0}, "most_steps = 0"),
     ],
 )
 def test_a_wrong_site_file_is_one_line(tmp_path, table, reason):
@@ -126,6 +132,14 @@ BAD = {
     "someone else's": (change_order(client="site-2"), "the message is for 'site-2', this is site site-4"),
     "a state that was never there": (change_order(accepted=1), "has no state of round 1"),
     "a round in the past": (change_order(round=0), "cannot be"),
+    "more steps than anybody has time for": (
+        change_job(local={"steps": 10**8, "batch_size": 4}),
+        "takes at most 1,000,000 steps (most_steps)",
+    ),
+    "a model for which there is no memory": (
+        change_job(model={"name": "mlp", "hidden": [10**5, 10**5]}),
+        "at most 100,000,000 parameters (most_parameters)",
+    ),
 }
 
 
@@ -147,6 +161,13 @@ def test_a_site_takes_part_in_what_it_allows(tmp_path):
 def test_a_site_can_insist_on_noise(tmp_path):
     dropped = run_with(tmp_path, lambda content: None, "ditto", least_noise=2.0)
     assert dropped["site-4"] == "site site-4 takes part with privacy.noise of at least 2, this run has 0"
+
+
+def test_a_site_with_limits_of_its_own_says_why_it_refuses(tmp_path):
+    dropped = run_with(tmp_path, lambda content: None, "ditto", least_batch_size=8)
+    assert dropped["site-4"] == (
+        "site site-4 trains with batches of at least 8 samples (least_batch_size), this run has 4"
+    )
 
 
 def test_weights_that_do_not_follow_from_the_seed_are_sent(tmp_path):

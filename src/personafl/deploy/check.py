@@ -9,7 +9,8 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -24,6 +25,7 @@ from personafl.deploy.keys import is_private, key_problem
 from personafl.deploy.layout import split_address
 from personafl.errors import ConfigError, PersonaflError
 from personafl.federation import Federation
+from personafl.flower.ledger import Entry, Ledger, spent
 from personafl.flower.site_data import SiteSettings, read_data, read_site
 from personafl.version import __version__
 
@@ -64,7 +66,7 @@ def check_site(path: Path, connect: bool = False) -> list[Finding]:
     try:
         settings = read_site(path)
         first = [Finding("site", "good", f"{settings.id}, folder {settings.folder}")]
-        looks: list[Iterator[Finding]] = [_data(settings, folder), _disk(Path(settings.folder))]
+        looks: list[Iterator[Finding]] = [_data(settings, folder), _limits(settings), _disk(Path(settings.folder))]
     except ConfigError as error:
         first, looks = [Finding("site", "bad", str(error))], []
     looks += [_key(folder), _certificate(folder), _programs(), _clock()]
@@ -98,7 +100,11 @@ def _data(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
     shape = tuple(fed.x.shape[1:])
     yield Finding("data", "good", f"{sum(sizes.values())} samples of shape {shape}, {fed.x.dtype}")
     shown = f"{sizes['train']} for training, {sizes['val']} for validation, {sizes['test']} for testing"
-    yield Finding("splits", "good" if sizes["test"] else "warning", shown)
+    if sizes["train"] < settings.least_samples:
+        few = f"; with fewer than least_samples = {settings.least_samples} for training no answer leaves this site"
+        yield Finding("splits", "bad", shown + few)
+    else:
+        yield Finding("splits", "good" if sizes["test"] else "warning", shown)
     if fed.classes is None:
         yield Finding("labels", "good", f"numbers from {float(fed.y.min()):g} to {float(fed.y.max()):g}")
     else:
@@ -127,6 +133,40 @@ def _fit(path: Path, shape: tuple[int, ...], fed: Federation) -> Iterator[Findin
     if "classes" not in expected and fed.classes is not None:
         wrong.append("labels are whole numbers, expected targets of a regression")
     yield Finding("fits federation.toml", "bad" if wrong else "good", "; ".join(wrong) or "shape and classes")
+
+
+def _limits(here: SiteSettings) -> Iterator[Finding]:
+    """What the site insists on, and what it has told so far."""
+    yield Finding(
+        "limits", "good",
+        f"an answer: batches of at least {here.least_batch_size} samples, {here.least_steps} steps, "
+        f"{here.least_samples} different samples; a message: at most {here.most_steps:,} steps, "
+        f"{here.most_parameters:,} parameters",
+    )  # fmt: skip
+    asked = [f"noise of at least {here.least_noise:g}"] if here.least_noise else []
+    asked += [f"ε of at most {here.most_epsilon:g} at δ = {here.delta:g}"] if here.most_epsilon is not None else []
+    asked += ["metrics are told, which ε does not cover" if here.tells_metrics else "no metrics are told"]
+    yield Finding("privacy", "warning" if len(asked) > 1 and here.tells_metrics else "good", "; ".join(asked))
+    try:
+        yield _ledger(here, Ledger(Path(here.folder), here.id).entries())
+    except PersonaflError as error:
+        yield Finding("ledger", "bad", str(error))
+
+
+def _ledger(here: SiteSettings, entries: Sequence[Entry]) -> Finding:
+    counts = Counter(entry.what for entry in entries)
+    runs = len({entry.run for entry in entries})
+    about = f"{counts['update']} updates and {counts['metrics']} times metrics were told, in {runs} runs"
+    if not counts["update"]:
+        return Finding("ledger", "good", about)
+    used, updates = spent(entries, here.delta), [entry for entry in entries if entry.what == "update"]
+    about += f"; ε = {used:.4g} at δ = {here.delta:g}" if np.isfinite(used) else "; ε is infinite: not all had noise"
+    if here.most_epsilon is None:
+        return Finding("ledger", "good", about)
+    # Where an answer with the noise of the last one would be too much, the site will refuse it.
+    state: State = "good" if spent([*updates, updates[-1]], here.delta) <= here.most_epsilon else "bad"
+    rest = "" if state == "good" else ", so that nothing is left of most_epsilon for another one"
+    return Finding("ledger", state, f"{about}, of most_epsilon = {here.most_epsilon:g}{rest}")
 
 
 def _key(folder: Path) -> Iterator[Finding]:

@@ -76,6 +76,8 @@ def serve(grid: Grid, config: Path, out: Path) -> None:
             # Nobody has seen the data: these are the same sites with samples of the same kind.
             "fingerprint": digest([], [roster.ids, settings.input_shape, settings.classes, outputs]),
         }
+        if described.privacy is not None and described.privacy.noise:
+            resolved["noise"] = "from each site's own secure generator"
         tables = {"data": {"name": "sites"}, "model": described.tables()["model"]}
         run_rounds(folder, clients, described.algorithm, described.schedule, tables, resolved, {}, [RoundLog()])
 
@@ -180,14 +182,10 @@ def _train(site: Site, content: RecordDict) -> RecordDict:
 def _evaluate(site: Site, content: RecordDict) -> RecordDict:
     order = _order(site, content)
     common = unpack(content, "common")["theta"] if "common" in content else None
-    columns = site.measure(order, values(content, "order", {"last": bool})["last"], common)
-    answer = {"client": site.settings.id, "round": order.round}
-    return RecordDict(
-        {
-            "answer": ConfigRecord(answer),
-            "columns": pack({name: torch.from_numpy(values) for name, values in columns.items()}),
-        }
-    )
+    measured = site.measure(order, values(content, "order", {"last": bool})["last"], common)
+    answer = {"client": site.settings.id, "round": order.round, "withheld": measured.withheld}
+    columns = {name: torch.from_numpy(values) for name, values in measured.columns.items()}
+    return RecordDict({"answer": ConfigRecord(answer), "columns": pack(columns)})
 
 
 def _order(site: Site, content: RecordDict) -> Order:

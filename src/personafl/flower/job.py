@@ -19,7 +19,7 @@ from personafl.algorithms import ALGORITHMS, Algorithm, Local
 from personafl.algorithms.base import Context, Setting, State
 from personafl.config import checked, choose
 from personafl.errors import ConfigError
-from personafl.models import MODELS, initialize
+from personafl.models import MODELS, Model, initialize
 from personafl.privacy import Privacy
 from personafl.task import Task
 from personafl.version import __version__
@@ -83,11 +83,16 @@ class Job:
         made: Privacy | None = checked(Privacy | None, "privacy", self.privacy)
         return made
 
-    def make_task(self, tables: State) -> Task:
-        """The model with the initial weights that follow from the seed."""
+    def make_model(self) -> Model:
+        """The settings of the model."""
         if not self.model:
             raise ConfigError("the server's model is not one of personafl's own: a federation needs a [model] by name")
-        module = initialize(choose("model", self.model, MODELS, None), self.shape, self.outputs, self.seed, tables)
+        made: Model = choose("model", self.model, MODELS, None)
+        return made
+
+    def make_task(self, tables: State) -> Task:
+        """The model with the initial weights that follow from the seed."""
+        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, tables)
         return Task(module, "mse" if self.classes is None else "cross_entropy")
 
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:

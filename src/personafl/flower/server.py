@@ -175,18 +175,23 @@ class FlowerClients(Clients):
         found: dict[int, State] = {}
 
         def take(i: int, reply: RecordDict) -> None:
-            columns = unpack(reply, "columns", layout)
+            # A site may tell no metrics, and what its answers have cost its privacy nevertheless.
+            withheld = self._said(reply, i, moment.round, {"withheld": str})["withheld"]
+            told = {name: kind for name, kind in layout.items() if not withheld or name == "epsilon"}
+            columns = unpack(reply, "columns", told)
             self._check_declared(i)
             check_measures(columns, self.roster, i, self.task, moment.common is not None)
             found[i] = columns
+            if withheld:
+                log.warning("round %d: %s", moment.round, plain(withheld))
 
         self._evaluate(moment, ids, take)
-        silent = np.array([int(i) not in found for i in ids])
+        silent = np.array([found.get(int(i), {}).keys() != layout.keys() for i in ids])
         columns: Columns = {"silent": silent}
         for name, (kind, _) in layout.items():
             column = np.full(len(ids), np.nan, kind if np.dtype(kind).kind == "f" or not silent.any() else "float64")
             for k, i in enumerate(ids):
-                if int(i) in found:
+                if name in found.get(int(i), {}):
                     column[k] = found[int(i)][name].numpy()[0]
             columns[name] = column
         return columns
@@ -298,7 +303,7 @@ class FlowerClients(Clients):
         }
         if more:
             records["common"] = pack(more)
-        if self._given and accepted == 0:
+        if self._given and (accepted == 0 or kind == "evaluate"):
             records["theta0"] = pack({"theta0": self._theta0})
         ttl = self.settings.round_timeout + SPARE
         return Message(RecordDict(records), node, kind, ttl=ttl, group_id=str(round))

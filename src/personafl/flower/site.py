@@ -2,16 +2,15 @@
 
 A site is told what to do by messages, and keeps what is its own: the samples, the state between rounds, the
 personalized model. What it gives away is its card (`introduce`), what the algorithm sends up (`train`), and sums of
-metrics (`measure`).
+metrics (`measure`). Each of the latter two is in its ledger before it leaves.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
-import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.algorithms import Algorithm, Sent, State
+from personafl.algorithms import Algorithm, Local, Sent, State
 from personafl.clients import LocalClients
 from personafl.engines.base import torch_threads
 from personafl.engines.loop import LoopEngine
@@ -28,9 +27,13 @@ from personafl.errors import ConfigError, DataError
 from personafl.evaluation import Columns, Moment
 from personafl.federation import Federation
 from personafl.files import disk_errors, write_tensors, write_text
+from personafl.flower.evaluations import Told, digest, rounded, why_not
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
+from personafl.flower.ledger import Entry, Ledger, What, check_budget
+from personafl.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
 from personafl.flower.site_data import SiteSettings, read_data
 from personafl.flower.versions import Versions
+from personafl.privacy import Privacy, SecureNoise
 from personafl.task import Task
 from personafl.version import __version__
 
@@ -73,6 +76,14 @@ class Trained:
     failed: bool
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a site tells of its models; `withheld` says why it tells no metrics, where it does not."""
+
+    columns: Columns
+    withheld: str = ""
+
+
 class Site:
     """One client at its own site.
 
@@ -81,11 +92,13 @@ class Site:
     settings
         As its TOML file says.
     own
-        A model and an algorithm that are not described by name; only simulations have them.
+        A model and an algorithm that are not described by name; only simulations have them. These have no limits, and
+        their noise follows from the seed.
     """
 
     def __init__(self, settings: SiteSettings, own: tuple[Task, Algorithm] | None = None) -> None:
         self.settings, self._own = settings, own
+        self.ledger = Ledger(Path(settings.folder), settings.id)
 
     # --- what the server may ask for -----------------------------------------------------------------------
 
@@ -127,28 +140,29 @@ class Site:
                     f"site's code, the server asks for {', '.join(map(str, upload)) or 'nothing'} or other shapes"
                 )
             versions.settle(order.accepted, order.durable)
+            entry = self._entry(order, clients, "update" if agreed else "nothing")
+            if isinstance(clients.engine, SiteEngine):
+                clients.engine.sends = bool(agreed)
+                self._check_entry(self.ledger.entries(), entry)
             answers = clients.train(order.round, ME, order.sent)
             failed = len(answers.failed) > 0
+            self._write_down(replace(entry, what="failed") if failed else entry)
             if not failed:
-                versions.count(versions.answers + (len(agreed) > 0))
                 versions.write(order.round, {name: value[0] for name, value in clients.store.get(ME).items()})
             up = {} if failed else {name: value[0] for name, value in answers.uploads.values.items()}
             return Trained(up, int(answers.steps[0]), failed)
 
-    def measure(self, order: Order, last: bool, common: Tensor | None) -> Columns:
-        """Sums of loss and metrics of this client's personalized model and the common one.
+    def measure(self, order: Order, last: bool, common: Tensor | None) -> Measured:
+        """Sums of loss and metrics of this client's personalized model and the common one, as far as they are told.
 
-        After the last round the personalized model is written to the site's disk.
+        After the last round the personalized model is written to the site's disk, whatever is told.
         """
         with torch_threads(self.settings.threads), torch.no_grad():
-            clients, versions = self._clients(order)
+            clients, versions = self._clients(order, evaluating=True)
             versions.settle(order.accepted, order.durable)
-            moment = Moment(order.round, last, lambda ids: order.sent, common)
-            columns = clients.measure(moment, ME)
-            if last:
-                theta = next(iter(clients.personal(moment, ME)))[0]
-                self._keep(clients, order, theta, columns)
-            return columns
+            if self._own is not None:
+                return Measured(self._measure(clients, order, last, common))
+            return self._tell(clients, versions, order, last, common)
 
     # --- how -------------------------------------------------------------------------------------------------
 
@@ -156,49 +170,111 @@ class Site:
     def _data(self) -> Federation:
         return read_data(self.settings)
 
-    def _clients(self, order: Order) -> tuple[LocalClients, Versions]:
+    def _clients(self, order: Order, evaluating: bool = False) -> tuple[LocalClients, Versions]:
         """This client with the state that the server knows of."""
         job, here = order.job, self.settings
         if here.allow and job.algorithm.get("name") not in here.allow:
             raise ConfigError(f"site {here.id} does not take part in {job.algorithm.get('name')!r}: not in its allow")
         data = read_data(here, job.seed, job.classes)
         self._check(data, job)
-        task, algorithm = self._own or (job.make_task(data.tables), job.make_algorithm())
         local = job.make_local()
+        if self._own is None:
+            check_local(here, local, int(data.sizes("train")[0]))
+            check_model(here, job, data.tables)
+        task, algorithm = self._own or (job.make_task(data.tables), job.make_algorithm())
         theta0 = task.theta0 if order.theta0 is None else order.theta0
-        if order.accepted == 0 and fingerprint(theta0) != job.theta0:
+        if (order.accepted == 0 or (evaluating and self._own is None)) and fingerprint(theta0) != job.theta0:
             raise ConfigError(
                 f"site {here.id}: the initial weights are not the server's: they follow from model and seed, and may "
                 f"differ between versions of torch (here {torch.__version__})"
             )
         versions = Versions(here.states / job.run, here.id)
-        engine = LoopEngine(task, data, local, job.seed, threads=here.threads)
         privacy = job.make_privacy()
         if here.least_noise > (privacy.noise if privacy else 0.0):
             raise ConfigError(
                 f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
                 f"{privacy.noise if privacy else 0.0:g}"
             )
-        clients = LocalClients(engine, privacy=privacy, secret=self._secret if privacy else None)
+        clients = self._engine_clients(task, data, local, job, privacy)
         clients.start(job.prepare(algorithm, task, local), theta0)
-        clients.releases[:] = versions.answers
+        if self._own is None:
+            check_sent(here, clients.algorithm, theta0, order.sent, evaluating)
+        if privacy is not None:
+            clients.releases[:] = sum(e.run == job.run and e.what == "update" for e in self.ledger.entries())
         own = versions.read(order.accepted, clients.store.default)
         if order.accepted:
             clients.store.put(ME, {name: value[None] for name, value in own.items()})
         return clients, versions
 
-    @property
-    def _secret(self) -> str | None:
-        """What this site's noise follows from, known to nobody else; a simulation's follows from the seed."""
+    def _engine_clients(
+        self, task: Task, data: Federation, local: Local, job: Job, privacy: Privacy | None
+    ) -> LocalClients:
+        threads = self.settings.threads
         if self._own is not None:
-            return None
-        path = Path(self.settings.folder) / "secret"
-        with disk_errors(path, "keeping"):
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                    file.write(secrets.token_hex(32))
-            return path.read_text(encoding="utf-8")
+            return LocalClients(LoopEngine(task, data, local, job.seed, threads=threads), privacy=privacy)
+        engine = SiteEngine(task, data, local, job.seed, threads=threads)
+        engine.settings = self.settings
+        return LocalClients(engine, privacy=privacy, noise=SecureNoise())
+
+    # --- the ledger ------------------------------------------------------------------------------------------
+
+    def _entry(self, order: Order, clients: LocalClients, what: What) -> Entry:
+        privacy, job = clients.privacy, order.job
+        entry = Entry(job.run, order.round, what, clients.algorithm.name)
+        if privacy is None:
+            return entry
+        return replace(entry, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
+
+    def _write_down(self, entry: Entry) -> None:
+        """Before an answer leaves: another process may have answered since this one began."""
+        if self._own is None:
+            self.ledger.add(entry, lambda entries: self._check_entry(entries, entry))
+        elif entry.clip is not None:  # a simulation counts its answers, for their ε, and nothing else
+            self.ledger.add(entry)
+
+    def _check_entry(self, entries: Sequence[Entry], entry: Entry) -> None:
+        here = self.settings
+        check_budget(here.id, entries, entry, here.most_epsilon, here.delta)
+        if entry.what == "metrics" and (why := why_not(entries, entry.run, entry.round)):
+            raise ConfigError(f"site {here.id} tells no metrics: {why}")
+
+    # --- evaluation ------------------------------------------------------------------------------------------
+
+    def _measure(self, clients: LocalClients, order: Order, last: bool, common: Tensor | None) -> Columns:
+        moment = Moment(order.round, last, lambda ids: order.sent, common)
+        columns = clients.measure(moment, ME)
+        if last:
+            theta = next(iter(clients.personal(moment, ME)))[0]
+            self._keep(clients, order, theta, columns)
+        return columns
+
+    def _tell(
+        self, clients: LocalClients, versions: Versions, order: Order, last: bool, common: Tensor | None
+    ) -> Measured:
+        """What leaves the site, see `evaluations`."""
+        theta0 = clients.task.theta0 if order.theta0 is None else order.theta0
+        check_common(self.settings, clients.algorithm, theta0, order.sent, common)
+        asked, told = digest(order, last, common, clients.engine.federation.fingerprint), Told(versions.folder)
+        again, why = told.recall(asked) if self.settings.tells_metrics else None, self._why_not(order)
+        exact = self._measure(clients, order, last, common) if last or (again is None and not why) else {}
+        if again is not None:
+            return Measured(again)
+        if why:
+            return Measured(clients.spent(ME), why)
+        sizes = {str(split): int(count[0]) for split, count in clients.roster.sizes.items()}
+        columns = rounded(exact, sizes, clients.task.classification)
+        self._write_down(self._entry(order, clients, "metrics"))
+        told.keep(asked, columns)
+        return Measured(columns)
+
+    def _why_not(self, order: Order) -> str:
+        if self.settings.tells_metrics:
+            why = why_not(self.ledger.entries(), order.job.run, order.round)
+        else:
+            why = "it asks for privacy, and with enough noise they would say nothing"
+        return f"site {self.settings.id} tells no metrics: {why}" if why else ""
+
+    # --- its data and model ----------------------------------------------------------------------------------
 
     def _check(self, data: Federation, job: Job) -> None:
         shape, outputs = tuple(data.x.shape[1:]), data.classes or int(np.prod(data.y.shape[1:]))

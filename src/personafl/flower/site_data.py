@@ -38,6 +38,16 @@ class SiteSettings:
         The algorithms that this site takes part in; all, if left out.
     least_noise
         The noise multiplier that a run's `[privacy]` must have at the least for this site to train in it.
+    most_epsilon, delta
+        The ε that all answers of this site may add up to, over all runs, at this δ; left out, there is no limit. What
+        is spent is in the site's ledger.
+    metrics
+        Whether the operator is told metrics. Left out: unless `least_noise` or `most_epsilon` asks for privacy.
+    least_batch_size, least_steps, least_samples
+        What training must have at the least for its answer to leave this site: samples in a batch, and no sample with
+        more weight in the answer than 1 of so many; steps; different training samples.
+    most_steps, most_parameters
+        What this site does for a message at the most: steps, and parameters of a model.
     label, features, split
         Of a table: the column of labels, which are numbers; those of features (all others that hold numbers, if left
         out); the one that says train, val or test.
@@ -52,6 +62,14 @@ class SiteSettings:
     splits: tuple[float, float, float] = DEFAULT_SPLITS
     allow: tuple[str, ...] = ()
     least_noise: float = 0.0
+    most_epsilon: float | None = None
+    delta: float = 1e-5
+    metrics: bool | None = None
+    least_batch_size: int = 8
+    least_steps: int = 1
+    least_samples: int = 16
+    most_steps: int = 1_000_000
+    most_parameters: int = 100_000_000
     label: str | None = None
     features: tuple[str, ...] | None = None
     split: str | None = None
@@ -61,8 +79,16 @@ class SiteSettings:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
         check("threads", self.threads, self.threads >= 1, "at least 1")
         check("least_noise", self.least_noise, self.least_noise >= 0, "at least 0")
+        check("most_epsilon", self.most_epsilon, self.most_epsilon is None or self.most_epsilon > 0, "above 0")
+        check("delta", self.delta, 0 < self.delta < 1, "in (0, 1)")
+        for key in ("least_batch_size", "least_steps", "least_samples", "most_steps", "most_parameters"):
+            check(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
         for name in self.allow:
             check("allow", name, name in ALGORITHMS, f"among the algorithms: {', '.join(ALGORITHMS)}")
+
+    @property
+    def tells_metrics(self) -> bool:
+        return not (self.least_noise or self.most_epsilon) if self.metrics is None else self.metrics
 
     @property
     def states(self) -> Path:

@@ -8,7 +8,6 @@ deleted. What is newer is not: a message that was held up on its way may know le
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import disk_errors, write_tensors, write_text
+from personafl.files import disk_errors, write_tensors
 
 
 class Versions:
@@ -65,22 +64,6 @@ class Versions:
         with disk_errors(self.folder, "creating"):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_tensors(self._path(round), state)
-
-    @property
-    def answers(self) -> int:
-        """How many answers were given away, whether or not the server took them: no rollback takes them back."""
-        path = self.folder / "answers.json"
-        try:
-            return int(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError) as error:
-            raise RunError(f"site {self._client}: its count of answers cannot be read: {error}") from None
-
-    def count(self, answers: int) -> None:
-        with disk_errors(self.folder, "creating"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / "answers.json", json.dumps(answers))
 
     def settle(self, accepted: int, durable: int) -> None:
         """Delete what the server cannot come back to."""

@@ -125,6 +125,8 @@ def _privacy(found: Reported) -> list[str]:
         elif len(spent):
             most, median = spent.max(), np.median(spent)
             text += f": ε = {most:.3g} at most, {median:.3g} in the median client, at δ = {settings['delta']}"
+            if any(run.manifest["resolved"].get("engine") != "flower" for run in private):
+                text += ", if the noise were secret: in a simulation it follows from the seed"
         made.append(f"{method}: {text}" if len(found.methods) > 1 else text)
     return made
 
