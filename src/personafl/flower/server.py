@@ -23,7 +23,7 @@ from personafl.files import disk_errors, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, unpack, values
-from personafl.flower.nodes import Nodes, content, missing, pull
+from personafl.flower.nodes import Nodes, missing, pull
 from personafl.folder import RunFolder
 from personafl.privacy import Privacy
 from personafl.splits import natural_order
@@ -250,7 +250,8 @@ class FlowerClients(Clients):
         if self._given and accepted == 0:
             records["theta0"] = pack({"theta0": self._theta0})
         ttl = self.settings.round_timeout + SPARE
-        return Message(RecordDict(records), node, kind, ttl=ttl, group_id=str(round))
+        signed = self.nodes.sign(RecordDict(records), kind, self.roster.ids[i], self.job.run)
+        return Message(signed, node, kind, ttl=ttl, group_id=str(round))
 
     def _exchange(self, orders: dict[int, Message], take: Callable[[int, RecordDict], None]) -> dict[int, str]:
         """Send each client its message and take the answers that come in time; who gave none, and why."""
@@ -268,7 +269,7 @@ class FlowerClients(Clients):
                 try:
                     for reply in pull(grid, question):
                         del waiting[i]
-                        take(i, content(reply))
+                        take(i, self.nodes.heard(reply, self.roster.ids[i], orders[i].content))
                 except DataError as error:
                     waiting.pop(i, None)
                     dropped[i] = str(error)
