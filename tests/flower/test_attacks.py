@@ -9,7 +9,7 @@ import tomli_w
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from personafl.deploy.keys import make_site_key
+from personafl.deploy.keys import make_key
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.flower import nodes as nodes_module
 from personafl.flower.app import serve
@@ -25,10 +25,10 @@ VICTIM, WEST = "site-2", "site-6"
 def operator(folder: Path, names) -> dict[str, bytes]:
     """An operator's folder with its key and the sites' public ones; the private ones."""
     (folder / "keys").mkdir(parents=True)
-    private, public = make_site_key("orders")
+    private, public = make_key("orders")
     (folder / "orders.key").write_bytes(private)
     (folder / "orders.pub").write_bytes(public)
-    keys = {name: make_site_key(name) for name in names}
+    keys = {name: make_key(name) for name in names}
     for name, (_, public) in keys.items():
         (folder / "keys" / f"{name}.pub").write_bytes(public)
     return {name: private for name, (private, _) in keys.items()}

@@ -1,4 +1,4 @@
-"""Key pairs by which sites prove who they are, and files that nobody else may read."""
+"""Key pairs by which sites and the operator prove who they are, and files that nobody else may read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def make_site_key(name: str) -> tuple[bytes, bytes]:
-    """The private and the public key of a site, as `ssh-keygen -t ecdsa -b 384` writes them.
+def make_key(name: str) -> tuple[bytes, bytes]:
+    """A private and a public key, of a site or of the operator, as `ssh-keygen -t ecdsa -b 384` writes them.
 
     Examples
     --------
-    >>> private, public = make_site_key("hospital-3")
+    >>> private, public = make_key("hospital-3")
     >>> public.split()[0], public.split()[2]
     (b'ecdsa-sha2-nistp384', b'hospital-3')
     """

@@ -19,7 +19,7 @@ from personafl.clients import Answers, Clients
 from personafl.engines.batches import Ints
 from personafl.errors import DataError
 from personafl.evaluation import Columns, Moment, Roster
-from personafl.files import disk_errors, write_text
+from personafl.files import make_folder, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, unpack, values
@@ -184,8 +184,7 @@ class FlowerClients(Clients):
             "clients": [names[i] for i in sorted(self._finished)],
             "without": [names[i] for i in range(len(names)) if i not in self._finished],
         }
-        with disk_errors(folder.models, "creating"):
-            folder.models.mkdir(exist_ok=True)
+        make_folder(folder.models)
         write_text(folder.models / "elsewhere.json", json.dumps(note, indent=1))
 
     def _finish(self, moment: Moment) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from personafl.errors import ConfigError, DataError
-from personafl.files import disk_errors, write_text
+from personafl.files import make_folder, write_text
 from personafl.flower.messages import values
 
 SEAL = "seal"
@@ -127,8 +127,7 @@ class SiteSeal:
         # Runs that go on side by side may overtake each other; a run that is new here is newer than everything.
         if number <= had.get(run, max(had.values(), default=0)):
             raise ConfigError(f"site {self._site} has had this order, or a later one: it is not followed again")
-        with disk_errors(self._memory.parent, "creating"):
-            self._memory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._memory.parent)
         write_text(self._memory, json.dumps({**had, run: number}, indent=1))
 
     def _had(self) -> dict[str, int]:

@@ -27,7 +27,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError
 from personafl.evaluation import Columns, Moment
 from personafl.federation import Federation
-from personafl.files import disk_errors, write_tensors, write_text
+from personafl.files import disk_errors, make_folder, write_tensors, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.site_data import SiteSettings, read_data
 from personafl.flower.versions import Versions
@@ -210,8 +210,7 @@ class Site:
     def _keep(self, clients: LocalClients, order: Order, theta: Tensor, columns: Columns) -> None:
         """Write the personalized model and what there is to know of it."""
         folder = self.settings.models
-        with disk_errors(folder, "creating"):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_tensors(folder / "personal.safetensors", clients.task.state_dict(theta.cpu()), {"format": "pt"})
         card = {
             "client": self.settings.id,

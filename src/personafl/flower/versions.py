@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import disk_errors, write_tensors, write_text
+from personafl.files import disk_errors, make_folder, write_tensors, write_text
 
 
 class Versions:
@@ -62,8 +62,7 @@ class Versions:
 
     def write(self, round: int, state: State) -> None:
         """Keep the state after a round, whole or not at all."""
-        with disk_errors(self.folder, "creating"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_tensors(self._path(round), state)
 
     @property
@@ -78,8 +77,7 @@ class Versions:
             raise RunError(f"site {self._client}: its count of answers cannot be read: {error}") from None
 
     def count(self, answers: int) -> None:
-        with disk_errors(self.folder, "creating"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_text(self.folder / "answers.json", json.dumps(answers))
 
     def settle(self, accepted: int, durable: int) -> None:
