@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -37,6 +38,18 @@ def write_private(path: Path, content: bytes) -> None:
 def is_private(path: Path) -> bool:
     """Whether nobody but its owner can read or write a file."""
     return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def open_to_others(place: Path) -> Iterator[Path]:
+    """Files in a folder (or this file) that others can read: no folder above them, up to this one, keeps them out."""
+    if not place.exists() or is_private(place) or is_private(place.parent):
+        return
+    if place.is_dir():
+        for inner in place.iterdir():
+            if not inner.is_symlink():
+                yield from open_to_others(inner)
+    else:
+        yield place
 
 
 def key_problem(private: Path, public: Path) -> str | None:

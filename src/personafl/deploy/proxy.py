@@ -61,11 +61,11 @@ def _holds(path: Path, text: str) -> bool:
 
 def _keys(folder: Path) -> str:
     """nginx's table of the sites' public keys, as a SuperNode names its own with each request."""
-    lines = ["# Written by refresh-proxy.sh from keys/.", "map $http_flwr_public_key $site {", "    default 0;"]
+    lines = ["# Written by refresh-proxy.sh from keys/.", "map $http_flwr_public_key $site {", '    default "";']
     for path in sorted(folder.glob("*.pub")):
         key = serialization.load_ssh_public_key(path.read_bytes())
         pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        lines.append(f'    "{b64encode(pem).decode()}" 1;  # {path.stem}')
+        lines.append(f'    "{b64encode(pem).decode()}" "{path.stem}";')
     return "\n".join([*lines, "}", ""])
 
 

@@ -2,11 +2,12 @@
 
 A SuperNode keeps the operator's messages for whoever asks on its port, and every user of the machine reaches that port.
 Flower's own program that asks (flower-superexec) proves by a secret that it may, but then writes each task's token on
-a command line, which every user can read too. This does the same and hands the token over in a file of mode 600. It
-also knows the SuperNode by a certificate, so that nobody who takes the port first can give it tasks.
+a command line, which every user can read too. This does the same and hands the token over by a pipe. It also knows the
+SuperNode by a certificate, so that nobody who takes the port first can give it tasks.
 
     python3 tasks.py prepare FOLDER           a fresh secret and certificate, before the SuperNode starts
-    python3 tasks.py work FOLDER PORT PID     start a process for each task, until the SuperNode, PID, ends
+    python3 tasks.py work FOLDER PORT PID     have a process do each task, until the SuperNode, PID, ends
+    python3 tasks.py do FOLDER PORT PID       such a process, started by PID
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -48,8 +49,6 @@ def prepare(folder: Path) -> None:
         .sign(key, hashes.SHA384())
     )
     folder.mkdir(mode=0o700, exist_ok=True)
-    for old in folder.glob("token-*"):  # of a process that was killed
-        old.unlink(missing_ok=True)
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     for file, content in {
@@ -84,16 +83,22 @@ def work(folder: Path, port: int, supernode: int) -> None:
     )
     while not _listens(port):
         time.sleep(PAUSE / 5)
-    running: list[tuple[subprocess.Popen[bytes], Path]] = []
+    spare = _start(folder, port)
     while True:
+        spare = _start(folder, port) if spare.poll() is not None else spare
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if found.HasField("task") and found.token:
-            running.append(_start(folder, port, found.token))
-        for process, file in running:
-            if process.poll() is not None:
-                file.unlink(missing_ok=True)
-        running = [(process, file) for process, file in running if process.returncode is None]
+            _give(spare, found.token)
+            spare = _start(folder, port)
         time.sleep(PAUSE)
+
+
+def do(folder: Path, port: int, parent: int) -> None:
+    """Do the one task whose token comes by the pipe."""
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    if token := sys.stdin.readline().strip():
+        run_clientapp(f"{HOST}:{port}", token, False, (folder / "crt").read_bytes(), parent)
 
 
 def _listens(port: int) -> bool:
@@ -101,25 +106,31 @@ def _listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def _start(folder: Path, port: int, token: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """A ClientApp, and the file that it reads its token from."""
-    handle, file = tempfile.mkstemp(prefix="token-", dir=folder)  # mode 600
-    with open(handle, "w") as to:
-        to.write(token)
-    command = ["flwr-clientapp", "--runtime-api-address", f"{HOST}:{port}", "--token-file", file]
-    command += ["--root-certificates", str(folder / "crt"), "--parent-pid", str(os.getpid())]
-    return subprocess.Popen(command), Path(file)
+def _start(folder: Path, port: int) -> subprocess.Popen[str]:
+    """A process that is ready for a task: Flower gives a task up that is not begun within half a minute."""
+    command = [sys.executable, "-P", __file__, "do", str(folder), str(port), str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+
+
+def _give(process: subprocess.Popen[str], token: str) -> None:
+    assert process.stdin is not None
+    with process.stdin as to:
+        to.write(f"{token}\n")
+    threading.Thread(target=process.wait, daemon=True).start()  # whatever comes of it: the SuperNode knows
 
 
 def main() -> None:
-    if sys.argv[1] == "prepare":
-        return prepare(Path(sys.argv[2]))
-    folder, port, supernode = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    what, folder, *numbers = sys.argv[1:]
+    if what == "prepare":
+        return prepare(Path(folder))
+    port, other = map(int, numbers)
+    if what == "do":
+        return do(Path(folder), port, other)
     try:
-        work(folder, port, supernode)
+        work(Path(folder), port, other)
     finally:  # a SuperNode whose tasks nobody does is ended, and started anew by its unit
         with contextlib.suppress(ProcessLookupError):
-            os.kill(supernode, signal.SIGTERM)
+            os.kill(other, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import time
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -139,13 +138,11 @@ class SiteSeal:
             raise ConfigError(f"site {self._site}: {self._memory.name} cannot be read: {error}") from None
 
 
-@cache
 def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
     """A private key as `ssh-keygen -t ecdsa` writes it."""
     return _read(path, ec.EllipticCurvePrivateKey, lambda data: serialization.load_ssh_private_key(data, None))
 
 
-@cache
 def read_public(path: Path) -> ec.EllipticCurvePublicKey:
     """A public key as `ssh-keygen -t ecdsa` writes it."""
     return _read(path, ec.EllipticCurvePublicKey, serialization.load_ssh_public_key)
