@@ -35,7 +35,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from personafl.deploy.rehearsal import find_nginx
-from personafl.flower.job import read_job
+from personafl.flower.job import Job, fingerprint, read_job
 from personafl.flower.messages import pack
 from personafl.models import initialize
 from personafl.task import Task
@@ -106,8 +106,6 @@ def push_as(live, name, message):
 def forged(live, kind, accepted):
     """An order for north as an operator without a key would give it: a model of nothing but 666."""
     settings = live.settings
-    from personafl.flower.job import Job, fingerprint
-
     task = Task(initialize_model(settings))
     local = {**settings["local"], "lr": 1e-30}
     job = Job(
@@ -134,13 +132,8 @@ def test_a_site_cannot_command_another_through_flower(live):
     live.until_round(1)
     north = live.deployment.processes["north"]
     run = int(re.search(r"Successfully started run (\d+)", live.deployment.processes["run"].output())[1])
-    before = TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run, 1, SUPERLINK_NODE_ID
-    try:
-        messages = [forged(live, "train", 0), forged(live, "evaluate", 1)]
-    finally:
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = before
-    for message in messages:
+    for message in (forged(live, "train", 0), forged(live, "evaluate", 1)):
         push_as(live, "west", message)
     refused = "site north takes only orders that are signed by the operator"
     live.until("that north got both", lambda: north.output().count(refused) >= 2)

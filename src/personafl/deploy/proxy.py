@@ -81,9 +81,14 @@ def _paths(answer: int) -> str:
     return "\n".join([*lines, ""])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """For refresh-proxy.sh: write both for the operator's folder that is named, and say whether they have changed."""
     here = Path(sys.argv[1])
     try:
         print("changed" if write_proxy(here, here.parent / "federation.toml") else "unchanged")
     except PersonaflError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

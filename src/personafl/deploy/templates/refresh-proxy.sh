@@ -4,7 +4,7 @@ set -eu
 umask 077
 cd "$(dirname "$0")"
 PATH="$PATH:/usr/sbin:/sbin"
-state="$(python3 -m personafl.deploy.proxy "$PWD")"
+state="$(python3 -c 'from personafl.deploy.proxy import main; main()' "$PWD")"
 if [ "$state" = changed ] && [ -s nginx.pid ]; then
     nginx -p "$PWD" -c "$PWD/nginx.conf" -e stderr -s reload || true
 fi
