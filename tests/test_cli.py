@@ -127,7 +127,9 @@ def contents(folder):
 
 def results(folder):
     """What a run found out, without what tells when it ran."""
-    return {k: v for k, v in contents(folder).items() if not k.endswith(("run.toml", "timings.jsonl", ".lock", ".timings"))}
+    return {
+        k: v for k, v in contents(folder).items() if not k.endswith(("run.toml", "timings.jsonl", ".lock", ".timings"))
+    }
 
 
 # --- mistakes

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
 from personafl.client_log import ClientLog, Ids, file_name
-from personafl.files import checksum, disk_errors, write_tensors, write_text
+from personafl.files import checksum, make_folder, write_tensors, write_text
 
 log = logging.getLogger("personafl")
 
@@ -49,8 +49,7 @@ def save(
     keep: int = 2,
 ) -> None:
     """Write a checkpoint, with the `rows` of the clients that changed according to the log; then `prune`."""
-    with disk_errors(folder, "creating"):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if log is not None:
         log.write(folder, checkpoint.round, rows)
     stem = f"round-{checkpoint.round:06d}"

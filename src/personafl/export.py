@@ -66,9 +66,8 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
         for wanted, path in targets[client].items():
             _WRITERS[wanted](module, example, path)
         files = {str(wanted): path.name for wanted, path in targets[client].items()}
-        write_text(
-            cards[client], json.dumps(card(run, client, rows[client], files), indent=1, ensure_ascii=False) + "\n"
-        )
+        text = json.dumps(card(run, client, rows[client], files), indent=1, ensure_ascii=False) + "\n"
+        write_text(cards[client], text, private=False)
     return [path for each in targets.values() for path in each.values()]
 
 
@@ -133,7 +132,7 @@ def _example(run: Run) -> Tensor:
 
 
 def _write_safetensors(module: nn.Module, example: Tensor, path: Path) -> None:
-    write_tensors(path, {name: value.clone() for name, value in module.state_dict().items()}, {"format": "pt"})
+    write_tensors(path, {name: value.clone() for name, value in module.state_dict().items()}, {"format": "pt"}, False)
 
 
 def _program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
@@ -147,7 +146,7 @@ def _write_torch(module: nn.Module, example: Tensor, path: Path) -> None:
         with open(to, "wb") as file:  # a name that does not end with .pt2 makes torch complain
             torch.export.save(program, file)
 
-    write_atomically(path, write)
+    write_atomically(path, write, private=False)
 
 
 def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
@@ -157,7 +156,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
     )  # fmt: skip
     if made is None:
         raise RunError(f"torch could not make an ONNX model for {path}")
-    write_atomically(path, lambda to: made.save(str(to)))
+    write_atomically(path, lambda to: made.save(str(to)), private=False)
 
 
 _WRITERS = {"safetensors": _write_safetensors, "torch": _write_torch, "onnx": _write_onnx}

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and disk errors in one line."""
+"""Files that are either whole or not there and that only their owner can read, and disk errors in one line."""
 
 from __future__ import annotations
 
@@ -37,16 +37,32 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
         raise RunError(f"{doing} {path} failed: {os.strerror(number) if number else error}{advice}") from error
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder that only its owner can look into; one that is there stays as it is."""
+    with disk_errors(path, "creating"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open(…, opener=…)`: a file that is made is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], private: bool = True) -> None:
     """Call `write(temporary)`, then put the temporary file in the place of `path`, all or nothing.
 
-    A process killed at any moment leaves the old file or the new one, and at most a `.partial` beside it.
+    A process killed at any moment leaves the old file or the new one, and at most a `.partial` beside it. Unless it is
+    not `private`, as what users ask for under a name of their own, nobody but its owner can read it.
     """
     partial = path.with_name(f"{path.name}.partial")
     with disk_errors(path, "writing"):
         try:
+            if private:
+                partial.touch(0o600)
             write(partial)
             with open(partial, "rb+") as file:
+                if private:  # some writers put a file of their own there
+                    os.fchmod(file.fileno(), 0o600)
                 os.fsync(file.fileno())
             os.replace(partial, path)
             _sync_folder(path.parent)
@@ -56,22 +72,22 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, private: bool = True) -> None:
     """Write a text file atomically."""
 
     def write(to: Path) -> None:
         to.write_text(text, encoding="utf-8")
 
-    write_atomically(path, write)
+    write_atomically(path, write, private)
 
 
-def write_tensors(path: Path, tensors: State, metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: State, metadata: dict[str, str] | None = None, private: bool = True) -> None:
     """Write a safetensors file atomically."""
     with disk_errors(path.parent, "cleaning"):
         for rest in path.parent.glob(".tmp*"):  # what safetensors leaves when it is killed
             rest.unlink(missing_ok=True)
     saved = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(path, lambda to: save_file(saved, to, metadata))
+    write_atomically(path, lambda to: save_file(saved, to, metadata), private)
 
 
 def write_rows(path: Path, count: int, parts: Iterable[dict[str, Any]], metadata: dict[str, str] | None = None) -> None:

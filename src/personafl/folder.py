@@ -30,7 +30,15 @@ import tomli_w
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import checksum, disk_errors, write_atomically, write_rows, write_tensors, write_text
+from personafl.files import (
+    checksum,
+    disk_errors,
+    make_folder,
+    write_atomically,
+    write_rows,
+    write_tensors,
+    write_text,
+)
 from personafl.json_lines import JsonLines
 
 try:
@@ -99,8 +107,7 @@ class RunFolder:
     def create(self, manifest: dict[str, Any]) -> None:
         """Start a new run here."""
         self.check_free()
-        with disk_errors(self.path, "creating"):
-            self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self.write_manifest(manifest)
 
     def check_same(self, manifest: dict[str, Any]) -> None:
@@ -119,9 +126,9 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process at a time may train into a folder."""
+        make_folder(self.path)
         with disk_errors(self.path, "creating"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 if fcntl is not None:
@@ -140,36 +147,32 @@ class RunFolder:
 
     def write_clients(self, round: int, table: pa.Table) -> None:
         """Write the rows of an evaluation; what `write_evaluation` has to say of it comes first."""
-        with disk_errors(self._parts, "creating"):
-            self._parts.mkdir(exist_ok=True)
+        make_folder(self._parts)
         write_atomically(self._parts / f"round-{round:06d}.parquet", lambda to: pq.write_table(table, to))
         self._index.append(self._evaluation(round))
 
     def write_evaluation(self, round: int, tensors: State) -> None:
         folder = self.path / "evaluations"
-        with disk_errors(folder, "creating"):
-            folder.mkdir(exist_ok=True)
+        make_folder(folder)
         write_tensors(folder / f"round-{round:06d}.safetensors", tensors)
 
     def write_predictions(self, table: pa.Table) -> None:
         write_atomically(self.path / "predictions.parquet", lambda to: pq.write_table(table, to))
 
     def write_models(self, name: str, tensors: State, metadata: dict[str, str]) -> None:
-        with disk_errors(self.models, "creating"):
-            self.models.mkdir(exist_ok=True)
+        make_folder(self.models)
         write_tensors(self.models / f"{name}.safetensors", tensors, metadata)
 
     def write_personal(self, clients: Sequence[str], parts: Iterable[State]) -> None:
         """Write the personalized models of these clients, which come some at a time."""
-        with disk_errors(self.models, "creating"):
-            self.models.mkdir(exist_ok=True)
+        make_folder(self.models)
         path = self.models / "personal.safetensors"
         write_rows(path, len(clients), parts, {"clients": json.dumps(list(clients))})
 
     def write_others(self, clients: Sequence[str], model: State | None) -> None:
         """Name the clients whose models are not written, and write the one that they share, where they do."""
-        with disk_errors(self.models, "creating"):
-            self.models.mkdir(exist_ok=True)
+        make_folder(self.models)
+        with disk_errors(self.models, "cleaning"):
             for old in ("others.json", "others.safetensors"):
                 (self.models / old).unlink(missing_ok=True)
         if clients and model is not None:
@@ -307,7 +310,7 @@ class RunFolder:
         file = pq.ParquetFile(self.clients_file)
         partial = self._parts.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        partial.mkdir(0o700)
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             round = table.column("round")[0].as_py()

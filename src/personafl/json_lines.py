@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from personafl.files import disk_errors, write_atomically
+from personafl.files import disk_errors, private_opener, write_atomically
 
 
 class JsonLines:
@@ -31,7 +31,7 @@ class JsonLines:
         """Add a line."""
         self._begin()
         line = (json.dumps(record) + "\n").encode()
-        with disk_errors(self.path, "writing"), open(self.path, "ab") as file:
+        with disk_errors(self.path, "writing"), open(self.path, "ab", opener=private_opener) as file:
             file.write(line)
         self._hash.update(line)
         self._bytes += len(line)

@@ -38,7 +38,7 @@ def plot(federation: Federation, path: Path) -> None:
     figure = draw(federation)
     save = partial(figure.savefig, dpi=130, format=path.suffix[1:].lower(), metadata=FORMATS[path.suffix.lower()])
     with matplotlib.rc_context({"svg.hashsalt": MAKER}):
-        write_atomically(path, save)
+        write_atomically(path, save, private=False)
 
 
 def check_target(path: Path) -> None:

@@ -129,6 +129,24 @@ def test_a_key_that_others_can_read(site):
     assert bad(site) == {"key": "others can read node.key: chmod 600 node.key"}
 
 
+def test_files_that_others_can_read_are_named(site):
+    assert findings(site)["files"].state == "good"
+    site.chmod(0o755)
+    found = findings(site)["files"]
+    assert found.state == "warning" and "others on this machine can read data.npz" in found.about
+    (site / "data.npz").chmod(0o600)
+    assert findings(site)["files"].state == "good"
+
+
+def test_a_site_that_obeys_anybody_is_told(site):
+    assert "orders.pub" in findings(site)["orders"].about
+    (site / "orders.pub").unlink()
+    assert "orders.pub cannot be read" in bad(site)["orders"]
+    text = (site / "site.toml").read_text().partition("# Nothing is done")[0]
+    (site / "site.toml").write_text(text)
+    assert findings(site)["orders"].state == "warning"
+
+
 def test_a_key_of_somebody_else(site, tmp_path):
     other = init_federation(tmp_path / "other", ["north"]).site("north")
     (site / "node.key").write_bytes((other / "node.key").read_bytes())

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -213,7 +214,13 @@ def test_plain_http_is_refused(deployment, tmp_path):
 # --- what the public side passes on
 
 
-def ask(deployment, path, method="POST", address=None, body=b""):
+def public_key(deployment, name="north"):
+    """As a SuperNode names its key. It is no secret: what proves that it is one's own is the signature."""
+    table = (deployment.layout.operator / "keys.conf").read_text()
+    return re.search(rf'"(.*)" "{name}";', table)[1]
+
+
+def ask(deployment, path, method="POST", address=None, body=b"", key=None):
     """The status of an answer; the path is sent letter by letter."""
     address = address or deployment.layout.address
     context = ssl.create_default_context(cafile=str(deployment.site_folder("north") / "ca.crt"))
@@ -223,6 +230,7 @@ def ask(deployment, path, method="POST", address=None, body=b""):
         context.wrap_socket(plain, server_hostname=host) as to,
     ):
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        head += f"Flwr-Public-Key: {public_key(deployment) if key is None else key}\r\n"
         head += f"Content-Type: application/protobuf\r\nContent-Length: {len(body)}\r\n\r\n"
         to.sendall(head.encode() + body)
         answer = http.client.HTTPResponse(to)
@@ -277,9 +285,16 @@ def test_sites_only_post(deployment, method):
 
 
 def test_a_site_needs_its_key_for_every_path_that_is_passed_on(deployment):
-    from personafl.deploy.layout import FLEET_PATHS
+    from personafl.deploy.proxy import FLEET_PATHS
 
     assert {path: ask(deployment, path) for path in FLEET_PATHS} == dict.fromkeys(FLEET_PATHS, 401)
+
+
+def test_who_names_no_key_of_a_site_does_not_get_as_far_as_flower(deployment):
+    from personafl.deploy.proxy import FLEET_PATHS
+
+    for key in ("", "x", public_key(deployment)[:-1]):
+        assert {path: ask(deployment, path, key=key) for path in FLEET_PATHS} == dict.fromkeys(FLEET_PATHS, 404)
 
 
 def test_more_than_a_piece_of_an_array_is_refused(deployment):
@@ -287,7 +302,8 @@ def test_more_than_a_piece_of_an_array_is_refused(deployment):
     context = ssl.create_default_context(cafile=str(deployment.site_folder("north") / "ca.crt"))
     connection = http.client.HTTPSConnection(deployment.layout.address, timeout=10, context=context)
     connection.putrequest("POST", "/v1/fleet/push-object")
-    connection.putheader("Content-Length", str(10**10))
+    connection.putheader("Content-Length", str(10**6))
+    connection.putheader("Flwr-Public-Key", public_key(deployment))
     connection.endheaders()
     assert connection.getresponse().status == 413
 

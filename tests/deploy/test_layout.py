@@ -1,6 +1,7 @@
 """What `deploy init` writes: certificates and keys that hold, scripts and units that their programs accept."""
 
 import json
+import re
 import shutil
 import ssl
 import stat
@@ -9,6 +10,7 @@ import tomllib
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -17,11 +19,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from typer.testing import CliRunner
 
+from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.base import Setting
 from personafl.cli import app
 from personafl.deploy import Layout, init_federation
-from personafl.deploy.layout import FLEET_PATHS, split_address
+from personafl.deploy.layout import Material, split_address
+from personafl.deploy.proxy import FLEET_PATHS, answer_bytes, write_proxy
 from personafl.deploy.rehearsal import find_nginx
 from personafl.errors import ConfigError
+from personafl.models import initialize
+from personafl.task import Task
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def test_certificates_hold_for_a_sensible_time(layout):
 def test_private_keys_are_the_owners_alone_and_the_authoritys_stays_with_the_operator(layout):
     private = {path for path in layout.folder.rglob("*.key")}
     assert {path.relative_to(layout.folder).as_posix() for path in private} == {
-        "operator/ca.key", "operator/server.key", "sites/north/node.key", "sites/south/node.key",
+        "operator/ca.key", "operator/orders.key", "operator/server.key", "sites/north/node.key", "sites/south/node.key",
     }  # fmt: skip
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
 
@@ -115,8 +122,10 @@ def test_nginx_passes_on_what_a_registered_site_asks_flower_for(layout):
 
     known = {route.path for route in router.routes}
     assert set(FLEET_PATHS) == known - {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
-    text = (layout.operator / "nginx.conf").read_text()
-    assert text.count("proxy_pass") == len(FLEET_PATHS) and "control" not in text.partition("http {")[2]
+    text = (layout.operator / "paths.conf").read_text()
+    assert text.count("proxy_pass") == len(FLEET_PATHS) and "control" not in text
+    rest = (layout.operator / "nginx.conf").read_text().partition("http {")[2]
+    assert "proxy_pass" not in rest and "control" not in rest and "include paths.conf" in rest
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -138,14 +147,15 @@ def test_a_site_is_restarted_later_than_flower_lets_it_in_again(layout):
 
 def test_scripts_are_programs_that_a_shell_can_read(layout):
     scripts = [*layout.folder.rglob("*.sh")]
-    assert len(scripts) == 8
+    assert len(scripts) == 9
     for script in scripts:
         assert subprocess.run(["sh", "-n", script]).returncode == 0
+        assert script.name == "environment.sh" or "umask 077" in script.read_text()
         assert script.name == "environment.sh" or stat.S_IMODE(script.stat().st_mode) & 0o100
         assert (
             "FLWR_TELEMETRY_ENABLED=0" in script.read_text()
             or "./environment.sh" in script.read_text()
-            or (script.name in ("start-proxy.sh", "pack-sites.sh"))
+            or (script.name in ("start-proxy.sh", "refresh-proxy.sh", "pack-sites.sh"))
         )
 
 
@@ -184,6 +194,50 @@ def test_archives_for_sites_hold_their_folder_and_the_newest_config(layout, tmp_
     assert (tmp_path / "north" / "federation.toml").read_text() == "rounds = 7\n"
     assert stat.S_IMODE((tmp_path / "north" / "node.key").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "handout" / "north.tar.gz").stat().st_mode) == 0o600
+
+
+# --- what nginx lets through
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_answer_of_every_algorithm_gets_through(layout, name):
+    from personafl.config import parse
+    from personafl.flower.app import read_operator
+    from personafl.flower.job import upload_of
+
+    config = layout.folder / "federation.toml"
+    described, settings = read_operator(config)
+    algorithm = parse({"algorithm": name}).algorithm
+    task = Task(initialize(described.model, settings.input_shape, settings.classes, 0))
+    layers = tuple(zip(task.names, task.sizes, strict=True))
+    algorithm = algorithm.prepare(Setting(layers, 2, described.local, True, None))
+    sent = algorithm.send(algorithm.new_server(task.theta0, 2), torch.zeros(1, dtype=torch.int64))
+    row = {**sent.shared, **{key: value[0] for key, value in sent.each.items()}}
+    up = upload_of(algorithm, described.local, algorithm.new_client(task.theta0), row)
+    takes = sum(value.numel() * value.element_size() for value in up.values())
+    assert takes <= answer_bytes(config) - 2**14
+    most = re.search(r"push-object \{ client_max_body_size (\d+);", (layout.operator / "paths.conf").read_text())
+    assert takes < int(most[1]) < 10 * (takes or 10**6)
+
+
+def test_a_larger_model_gets_through_when_nginx_is_told(layout, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(layout.folder, folder)
+    before = (folder / "operator" / "paths.conf").read_text()
+    config = folder / "federation.toml"
+    assert not write_proxy(folder / "operator", config)
+    config.write_text(config.read_text().replace('name = "mlp"', 'name = "mlp"\nhidden = [4000]'))
+    assert write_proxy(folder / "operator", config) and (folder / "operator" / "paths.conf").read_text() != before
+    (folder / "operator" / "keys" / "late.pub").write_bytes((folder / "operator" / "keys" / "north.pub").read_bytes())
+    assert write_proxy(folder / "operator", config)
+
+
+def test_a_federation_of_an_earlier_version_is_told_what_to_do(layout, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(layout.folder, folder)
+    (folder / "operator" / "orders.key").unlink()
+    with pytest.raises(ConfigError, match=r"no operator/orders.key.*make it anew with personafl deploy init"):
+        Material.read(Layout.read(folder))
 
 
 def test_the_layout_is_read_back(layout):

@@ -146,7 +146,7 @@ def write_files(found: Comparison, judgement: Judgement, csv: Path | None = None
         write_text(found.folder / name, text)
     for path, text in ((csv, texts["table.csv"]), (latex, texts["table.tex"])):
         if path is not None:
-            write_text(path, text)
+            write_text(path, text, private=False)
 
 
 def _searched(search: Any) -> str:

@@ -110,7 +110,7 @@ def _store(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
     sweep(list(folder.parent.glob(".*.draft")))
     try:
-        draft.mkdir(parents=True)
+        draft.mkdir(0o700, parents=True)  # it may hold what users brought
         for what, array in arrays.items():
             with open(draft / f"{what}.npy", "wb") as file:
                 np.save(file, array, allow_pickle=False)

@@ -21,11 +21,12 @@ import numpy as np
 from cryptography import x509
 
 from personafl.config import read_tables
-from personafl.deploy.keys import is_private, key_problem
+from personafl.deploy.keys import is_private, key_problem, open_to_others
 from personafl.deploy.layout import split_address
 from personafl.errors import ConfigError, PersonaflError
 from personafl.federation import Federation
 from personafl.flower.ledger import Entry, Ledger, spent
+from personafl.flower.signing import read_private, read_public
 from personafl.flower.site_data import SiteSettings, read_data, read_site
 from personafl.version import __version__
 
@@ -67,6 +68,7 @@ def check_site(path: Path, connect: bool = False) -> list[Finding]:
         settings = read_site(path)
         first = [Finding("site", "good", f"{settings.id}, folder {settings.folder}")]
         looks: list[Iterator[Finding]] = [_data(settings, folder), _limits(settings), _disk(Path(settings.folder))]
+        looks += [_files(settings, folder), _orders(settings)]
     except ConfigError as error:
         first, looks = [Finding("site", "bad", str(error))], []
     looks += [_key(folder), _certificate(folder), _programs(), _clock()]
@@ -179,6 +181,29 @@ def _key(folder: Path) -> Iterator[Finding]:
         yield Finding("key", "bad", f"others can read {key.name}: chmod 600 {key.name}")
     else:
         yield Finding("key", "good", f"{key.name} belongs to node.pub, and only its owner can read it")
+
+
+def _orders(settings: SiteSettings) -> Iterator[Finding]:
+    if settings.orders is None or settings.key is None:
+        about = "site.toml names no orders and key: this site obeys whoever reaches it, and signs nothing"
+        yield Finding("orders", "warning", about)
+        return
+    try:
+        read_public(Path(settings.orders)), read_private(Path(settings.key))
+        yield Finding("orders", "good", f"only those that are signed with {Path(settings.orders).name} are followed")
+    except ConfigError as error:
+        yield Finding("orders", "bad", str(error))
+
+
+def _files(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
+    places = (folder, Path(settings.folder), Path(settings.data))
+    found = sorted({path for place in places for path in open_to_others(place)})
+    if found:
+        named = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
+        about = f"others on this machine can read {named}: chmod -R go= {folder}, and the data if it is elsewhere"
+        yield Finding("files", "warning", about)
+    else:
+        yield Finding("files", "good", "nobody else on this machine can read them")
 
 
 def _certificate(folder: Path) -> Iterator[Finding]:

@@ -1,21 +1,22 @@
-"""Key pairs by which sites prove who they are, and files that nobody else may read."""
+"""Key pairs by which sites and the operator prove who they are, and files that nobody else may read."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def make_site_key(name: str) -> tuple[bytes, bytes]:
-    """The private and the public key of a site, as `ssh-keygen -t ecdsa -b 384` writes them.
+def make_key(name: str) -> tuple[bytes, bytes]:
+    """A private and a public key, of a site or of the operator, as `ssh-keygen -t ecdsa -b 384` writes them.
 
     Examples
     --------
-    >>> private, public = make_site_key("hospital-3")
+    >>> private, public = make_key("hospital-3")
     >>> public.split()[0], public.split()[2]
     (b'ecdsa-sha2-nistp384', b'hospital-3')
     """
@@ -37,6 +38,18 @@ def write_private(path: Path, content: bytes) -> None:
 def is_private(path: Path) -> bool:
     """Whether nobody but its owner can read or write a file."""
     return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def open_to_others(place: Path) -> Iterator[Path]:
+    """Files in a folder (or this file) that others can read: no folder above them, up to this one, keeps them out."""
+    if not place.exists() or is_private(place) or is_private(place.parent):
+        return
+    if place.is_dir():
+        for inner in place.iterdir():
+            if not inner.is_symlink():
+                yield from open_to_others(inner)
+    else:
+        yield place
 
 
 def key_problem(private: Path, public: Path) -> str | None:

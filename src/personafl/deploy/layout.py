@@ -19,21 +19,17 @@ from pathlib import Path
 import tomli_w
 
 from personafl.deploy.certificates import issue_server, make_authority
-from personafl.deploy.keys import make_site_key, write_private
+from personafl.deploy.keys import make_key, write_private
+from personafl.deploy.proxy import write_proxy
 from personafl.errors import ConfigError
 from personafl.files import disk_errors
 from personafl.version import __version__
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RESERVED = ("superlink", "proxy", "run")
-FLEET_PATHS = tuple(
-    f"/v1/fleet/{what}"
-    for what in (
-        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run",
-        "get-fab", "push-object", "pull-object", "confirm-message-received",
-    )
+SCRIPTS = (
+    "start-superlink.sh", "start-proxy.sh", "refresh-proxy.sh", "register-sites.sh", "start-run.sh", "pack-sites.sh",
 )  # fmt: skip
-"""What a site with a registered key asks for. Left out: to register itself or others, which only the operator may."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
@@ -106,6 +102,7 @@ class Material:
     server_key: bytes
     server: bytes
     site_keys: Mapping[str, tuple[bytes, bytes]]
+    orders: tuple[bytes, bytes]
     authority_key: bytes | None = None
 
     @classmethod
@@ -114,7 +111,8 @@ class Material:
         host, _ = split_address(layout.address)
         authority_key, authority = make_authority(f"personafl federation {layout.folder.resolve().name}")
         server_key, server = issue_server(authority_key, authority, [host, "localhost", "127.0.0.1", "::1"])
-        return cls(authority, server_key, server, {name: make_site_key(name) for name in layout.sites}, authority_key)
+        keys = {name: make_key(name) for name in layout.sites}
+        return cls(authority, server_key, server, keys, make_key("orders"), authority_key)
 
     @classmethod
     def read(cls, layout: Layout) -> Material:
@@ -128,7 +126,13 @@ class Material:
             authority, server_key, server = (
                 (operator / name).read_bytes() for name in ("ca.crt", "server.key", "server.crt")
             )
-            return cls(authority, server_key, server, keys)
+            if not (operator / "orders.key").exists():
+                raise ConfigError(
+                    f"{layout.folder} has no operator/orders.key, by which sites know their operator: it is of an "
+                    "earlier version of personafl; make it anew with personafl deploy init, and hand out the folders"
+                )
+            orders = (operator / "orders.key").read_bytes(), (operator / "orders.pub").read_bytes()
+            return cls(authority, server_key, server, keys, orders)
         except OSError as error:
             raise ConfigError(f"{layout.folder} is not whole: cannot read {error.filename}: {error.strerror}") from None
 
@@ -151,8 +155,8 @@ def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layo
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layout = init_federation(Path(folder), ["north", "south"])
     ...     sorted(path.name for path in layout.site("north").iterdir())
-    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'node.key', 'node.pub', 'personafl-site.service',
-     'site.toml', 'start.sh']
+    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'node.key', 'node.pub', 'orders.pub',
+     'personafl-site.service', 'site.toml', 'start.sh']
     """
     layout = Layout(folder, tuple(sites) or Layout.sites, address)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -166,8 +170,8 @@ def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layo
 def write_federation(layout: Layout, material: Material, config: str) -> None:
     """Write everything that `Layout` describes."""
     with disk_errors(layout.folder, "writing"):
-        for folder in ("app", "operator/keys", *(f"sites/{name}" for name in layout.sites)):
-            (layout.folder / folder).mkdir(parents=True)
+        for folder in ("", "app", "operator", "operator/keys", "sites", *(f"sites/{name}" for name in layout.sites)):
+            (layout.folder / folder).mkdir(0o700, parents=True, exist_ok=True)
         asked = {"version": __version__, "address": layout.address, "private": layout.private}
         _write(layout.folder / "deploy.toml", tomli_w.dumps({**asked, "sites": list(layout.sites)}))
         _write(layout.folder / "federation.toml", config)
@@ -200,6 +204,8 @@ def _write_operator(layout: Layout, material: Material) -> None:
     if material.authority_key is not None:
         write_private(operator / "ca.key", material.authority_key)
     write_private(operator / "server.key", material.server_key)
+    write_private(operator / "orders.key", material.orders[0])
+    _write(operator / "orders.pub", material.orders[1].decode())
     _write(operator / "ca.crt", material.authority.decode())
     _write(operator / "server.crt", material.server.decode())
     for name, (_, public) in material.site_keys.items():
@@ -207,14 +213,11 @@ def _write_operator(layout: Layout, material: Material) -> None:
     host, port = split_address(layout.private)
     values = {"private": layout.private, "private_host": host, "private_port": port, "listen": layout.listen}
     values |= {"address": layout.address, "sites": ", ".join(layout.sites), "first": layout.sites[0]}
-    passed_on = "\n".join(
-        f"        location = {path} {{ proxy_pass https://superlink{path}; }}" for path in FLEET_PATHS
-    )
-    for name in ("start-superlink.sh", "start-proxy.sh", "register-sites.sh", "start-run.sh", "pack-sites.sh"):
+    for name in SCRIPTS:
         _write(operator / name, template(name, **values), executable=True)
-    for name in ("environment.sh", "OPERATOR.md"):
+    for name in ("environment.sh", "OPERATOR.md", "nginx.conf"):
         _write(operator / name, template(name, **values))
-    _write(operator / "nginx.conf", template("nginx.conf", **values, locations=passed_on))
+    write_proxy(operator, layout.folder / "federation.toml")
     for name in ("superlink", "proxy"):
         _write(operator / f"personafl-{name}.service", template(f"{name}.service"))
 
@@ -224,6 +227,7 @@ def _write_site(layout: Layout, name: str, material: Material, config: str) -> N
     private, public = material.site_keys[name]
     write_private(folder / "node.key", private)
     _write(folder / "node.pub", public.decode())
+    _write(folder / "orders.pub", material.orders[1].decode())
     _write(folder / "ca.crt", material.authority.decode())
     _write(folder / "federation.toml", config)
     port = layout.runtime_ports.get(name, 9094)
@@ -235,6 +239,6 @@ def _write_site(layout: Layout, name: str, material: Material, config: str) -> N
 
 
 def _write(path: Path, text: str, executable: bool = False) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_private(path, text.encode())
     if executable:
-        path.chmod(0o755)
+        path.chmod(0o700)

@@ -20,6 +20,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from personafl.errors import RunError
+from personafl.files import private_opener
 
 MARK = "PERSONAFL_PROCESS"
 _PROC = Path("/proc")
@@ -45,7 +46,7 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
         self._mark = uuid4().hex
-        with open(log, "ab") as output:
+        with open(log, "ab", opener=private_opener) as output:
             self._start = output.tell()
             try:
                 self._popen = subprocess.Popen(
@@ -55,6 +56,7 @@ class Process:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **environment, MARK: self._mark},
                     start_new_session=True,
+                    umask=0o077,
                 )
             except OSError as error:
                 raise RunError(f"{name} cannot be started: {error.strerror}: {error.filename}") from None

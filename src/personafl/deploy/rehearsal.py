@@ -25,6 +25,7 @@ from typing import Any, Self
 import tomli_w
 
 from personafl.config import read_tables
+from personafl.deploy.keys import write_private
 from personafl.deploy.layout import Layout, Material, split_address, write_federation
 from personafl.deploy.processes import Process, accepts, free_ports, listening
 from personafl.deploy.rehearsal_data import deal
@@ -93,9 +94,9 @@ class Deployment:
             kept = {name: material.site_keys[name] for name in chosen}
             write_federation(self.layout, replace(material, site_keys=kept), tomli_w.dumps(tables))
             for name in chosen:
-                shutil.copyfile(Path(dealt) / f"{name}.npz", self.layout.site(name) / "data.npz")
+                write_private(self.layout.site(name) / "data.npz", (Path(dealt) / f"{name}.npz").read_bytes())
         self.logs = self.layout.folder / "logs"
-        self.logs.mkdir()
+        self.logs.mkdir(0o700)
         self.processes: dict[str, Process] = {}
         atexit.register(self.stop)
 

@@ -1,7 +1,7 @@
 """The same algorithms on Flower: the runner in a ServerApp, each client at a site of its own.
 
 `app` has the two apps, `site` is what a site does, `server` the clients as the runner sees them. Only `app`,
-`members`, `messages`, `nodes`, `server` and `simulation` import flwr.
+`members`, `messages`, `nodes`, `server`, `signing` and `simulation` import flwr.
 """
 
 import os

@@ -1,7 +1,8 @@
 """The two Flower apps of a federation: `server_app` for the operator, `client_app` for every site.
 
 The ServerApp's run config says `config`, the operator's TOML file, and `out`, the run folder, where a run that was
-interrupted goes on. A SuperNode's node config says `site`, the TOML file of the site.
+interrupted goes on; and `keys`, the folder of the operator's keys, where messages are signed. A SuperNode's node config
+says `site`, the TOML file of the site.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from personafl.flower.job import Layout, fingerprint, read_job
 from personafl.flower.members import FederationSettings, gather
 from personafl.flower.messages import pack, unpack, values
 from personafl.flower.server import FlowerClients
+from personafl.flower.signing import OperatorSeal, SiteSeal
 from personafl.flower.site import Order, Site
 from personafl.flower.site_data import read_site
 from personafl.folder import RunFolder
@@ -40,16 +42,18 @@ log = logging.getLogger("personafl")
 # --- the server ----------------------------------------------------------------------------------------------
 
 
-def serve(grid: Grid, config: Path, out: Path) -> None:
+def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None:
     """Train what an operator's config describes with the sites of a grid, into a run folder.
 
-    A run that the folder holds already goes on from its last checkpoint.
+    A run that the folder holds already goes on from its last checkpoint. `keys` has the operator's key and those of the
+    sites; without it nothing is signed, and sites that have the operator's key do not obey.
     """
     described, settings = read_operator(config)
+    seal = None if keys is None else OperatorSeal(keys)
     folder = RunFolder(out)
     with folder.lock():
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
-        nodes, roster = gather(grid, settings, before)
+        nodes, roster = gather(grid, settings, before, seal)
         model = described.model or default_model(settings.input_shape)
         described = replace(described, model=model)
         outputs = settings.classes or settings.outputs
@@ -124,7 +128,8 @@ def _serve(grid: Grid, context: Context) -> None:
     if not all(isinstance(value, str) and value for value in found):
         raise ConfigError("the run config needs config (the operator's TOML file) and out (the run folder)")
     try:
-        serve(grid, Path(str(found[0])), Path(str(found[1])))
+        keys = str(context.run_config.get("keys", ""))
+        serve(grid, Path(str(found[0])), Path(str(found[1])), Path(keys) if keys else None)
     except PersonaflError as error:
         log.error("%s", error)
         raise
@@ -139,17 +144,33 @@ server_app.main()(_serve)
 def make_client_app(find: Callable[[Context], Site]) -> ClientApp:
     """A ClientApp whose node is the site that `find` says."""
 
-    def handler(answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
+    def handler(kind: str, answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            return Message(_answer(lambda: answer(find(context), message.content)), reply_to=message)
+            def work() -> RecordDict:
+                site = find(context)
+                return _sealed(site, kind, context.node_id, message.content, lambda: answer(site, message.content))
+
+            return Message(_answer(work), reply_to=message)
 
         return handle
 
     app = ClientApp()
-    app.query()(handler(_introduce))
-    app.train()(handler(_train))
-    app.evaluate()(handler(_evaluate))
+    app.query()(handler("query", _introduce))
+    app.train()(handler("train", _train))
+    app.evaluate()(handler("evaluate", _evaluate))
     return app
+
+
+def _sealed(site: Site, kind: str, node: int, order: RecordDict, work: Callable[[], RecordDict]) -> RecordDict:
+    """An answer that the site has signed, to an order that the operator has; where there are no keys, any answer."""
+    here = site.settings
+    if here.orders is None or here.key is None:
+        return work()
+    seal = SiteSeal(here.id, Path(here.folder), Path(here.orders), Path(here.key))
+    seal.check(order, kind, node)
+    answer = work()
+    seal.sign(answer, order)
+    return answer
 
 
 def _answer(work: Callable[[], RecordDict]) -> RecordDict:

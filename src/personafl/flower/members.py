@@ -14,6 +14,7 @@ from personafl.errors import DataError, RunError
 from personafl.evaluation import Roster
 from personafl.flower.messages import KINDS
 from personafl.flower.nodes import Card, Nodes, missing
+from personafl.flower.signing import OperatorSeal
 from personafl.splits import natural_order
 from personafl.version import __version__
 
@@ -113,15 +114,19 @@ class FederationSettings:
             raise DataError(f"{who} is not among federation.clients")
 
 
-def gather(grid: Grid, settings: FederationSettings, ids: Sequence[str] = ()) -> tuple[Nodes, Roster]:
+def gather(
+    grid: Grid, settings: FederationSettings, ids: Sequence[str] = (), seal: OperatorSeal | None = None
+) -> tuple[Nodes, Roster]:
     """Wait for the sites of a federation; who they are, in the natural order of their ids.
 
     Parameters
     ----------
     ids
         Who took part so far, where a run goes on: nobody else does.
+    seal
+        The operator's keys; left out, messages are not signed.
     """
-    nodes = Nodes(grid, settings.check_card)
+    nodes = Nodes(grid, settings.check_card, seal)
     named = sorted(ids or settings.clients, key=natural_order)
     count = len(named) or settings.sites
 

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from personafl.errors import DataError, RunError
 from personafl.flower.messages import plain, values
+from personafl.flower.signing import OperatorSeal
 
 log = logging.getLogger("personafl")
 
@@ -54,14 +55,17 @@ class Nodes:
     ----------
     check
         Raises a DataError where a site cannot take part in this run.
+    seal
+        Signs what is asked, and checks who answers. A simulation has none.
     """
 
-    def __init__(self, grid: Grid, check: Callable[[Card], None]) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, check: Callable[[Card], None], seal: OperatorSeal | None = None) -> None:
+        self.grid, self._seal = grid, seal
         self.cards: dict[int, Card] = {}
         self.refused: dict[int, str] = {}
         self._check = check
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id, and when it was asked
+        self._questions: dict[int, RecordDict] = {}
         self._online: set[int] = set()
         self._at: dict[str, int] = {}
 
@@ -100,12 +104,29 @@ class Nodes:
         now = time.monotonic()
         return any(q and n in self._online and now < t + ANSWER for n, (q, t) in self._asked.items())
 
+    def sign(self, order: RecordDict, kind: str, to: str, run: str = "") -> RecordDict:
+        """An order as it is sent, signed where the operator has a key."""
+        if self._seal is not None:
+            self._seal.sign(order, kind, to, run)
+        return order
+
+    def heard(self, reply: Message, client: str, order: RecordDict) -> RecordDict:
+        """What a site answers to an order; a DataError where it says why not, or where somebody else answers."""
+        found = content(reply)
+        self._verify(reply, client, order)
+        return found
+
+    def _verify(self, reply: Message, client: str, order: RecordDict) -> None:
+        if self._seal is not None:
+            self._seal.check(reply.content, client, order)
+
     def _ask(self) -> None:
         self._online, now = set(self.grid.get_node_ids()), time.monotonic()
         for node in sorted(self._online - set(self.cards)):
             if node in self._asked and now < self._asked[node][1] + ANSWER:
                 continue
-            question = Message(RecordDict(), node, "query", ttl=10 * ANSWER)
+            self._questions[node] = self.sign(RecordDict(), "query", f"node {node}")
+            question = Message(self._questions[node], node, "query", ttl=10 * ANSWER)
             self._asked[node] = next(iter(self.grid.push_messages([question]))), now
 
     def _listen(self) -> None:
@@ -115,7 +136,8 @@ class Nodes:
             try:
                 for reply in pull(self.grid, question):
                     self._asked[node] = "", when
-                    card = _card(reply)
+                    card = _card(content(reply))
+                    self._verify(reply, card.client, self._questions[node])
                     self._check(card)
                     self.cards[node] = card
                     self.refused.pop(node, None)
@@ -149,8 +171,8 @@ def content(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _card(reply: Message) -> Card:
-    found: dict[str, Any] = values(content(reply), "card", CARD)
+def _card(content: RecordDict) -> Card:
+    found: dict[str, Any] = values(content, "card", CARD)
     # The name has to be right as it is: it is what sites are known by.
     found |= {key: plain(found[key], 200) for key, kind in CARD.items() if kind is str and key != "client"}
     if not found["client"].isprintable() or not 0 < len(found["client"]) <= 200:

@@ -20,11 +20,11 @@ from personafl.clients import Answers, Clients
 from personafl.engines.batches import Ints
 from personafl.errors import DataError
 from personafl.evaluation import Columns, Moment, Roster
-from personafl.files import disk_errors, write_text
+from personafl.files import make_folder, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, plain, unpack, values
-from personafl.flower.nodes import Nodes, content, missing, pull
+from personafl.flower.nodes import Nodes, missing, pull
 from personafl.flower.screening import check_measures, rows_of, too_far, too_long
 from personafl.folder import RunFolder
 from personafl.privacy import Privacy
@@ -224,8 +224,7 @@ class FlowerClients(Clients):
             "clients": [names[i] for i in sorted(self._finished)],
             "without": [names[i] for i in range(len(names)) if i not in self._finished],
         }
-        with disk_errors(folder.models, "creating"):
-            folder.models.mkdir(exist_ok=True)
+        make_folder(folder.models)
         write_text(folder.models / "elsewhere.json", json.dumps(note, indent=1))
 
     def _finish(self, moment: Moment) -> None:
@@ -306,7 +305,8 @@ class FlowerClients(Clients):
         if self._given and (accepted == 0 or kind == "evaluate"):
             records["theta0"] = pack({"theta0": self._theta0})
         ttl = self.settings.round_timeout + SPARE
-        return Message(RecordDict(records), node, kind, ttl=ttl, group_id=str(round))
+        signed = self.nodes.sign(RecordDict(records), kind, self.roster.ids[i], self.job.run)
+        return Message(signed, node, kind, ttl=ttl, group_id=str(round))
 
     def _exchange(self, orders: dict[int, Message], take: Callable[[int, RecordDict], None]) -> dict[int, str]:
         """Send each client its message and take the answers that come in time; who gave none, and why."""
@@ -324,7 +324,7 @@ class FlowerClients(Clients):
                 try:
                     for reply in pull(grid, question):
                         del waiting[i]
-                        take(i, content(reply))
+                        take(i, self.nodes.heard(reply, self.roster.ids[i], orders[i].content))
                 except DataError as error:
                     waiting.pop(i, None)
                     dropped[i] = plain(str(error))

@@ -26,7 +26,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError
 from personafl.evaluation import Columns, Moment
 from personafl.federation import Federation
-from personafl.files import disk_errors, write_tensors, write_text
+from personafl.files import make_folder, write_tensors, write_text
 from personafl.flower.evaluations import Told, digest, rounded, why_not
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.ledger import Entry, Ledger, What, check_budget
@@ -286,8 +286,7 @@ class Site:
     def _keep(self, clients: LocalClients, order: Order, theta: Tensor, columns: Columns) -> None:
         """Write the personalized model and what there is to know of it."""
         folder = self.settings.models
-        with disk_errors(folder, "creating"):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_tensors(folder / "personal.safetensors", clients.task.state_dict(theta.cpu()), {"format": "pt"})
         card = {
             "client": self.settings.id,

@@ -53,6 +53,9 @@ class SiteSettings:
         out); the one that says train, val or test.
     threads
         torch threads. Their number changes the last bits of a result.
+    orders, key
+        The operator's public key, without whose signature nothing is done; and this site's private key, which signs
+        its answers. Both or neither.
     """
 
     id: str
@@ -74,10 +77,14 @@ class SiteSettings:
     features: tuple[str, ...] | None = None
     split: str | None = None
     threads: int = 1
+    orders: str | None = None
+    key: str | None = None
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
         check("threads", self.threads, self.threads >= 1, "at least 1")
+        both = (self.orders is None) == (self.key is None)
+        check("orders", self.orders, both, "the operator's public key, with key, this site's private one; or neither")
         check("least_noise", self.least_noise, self.least_noise >= 0, "at least 0")
         check("most_epsilon", self.most_epsilon, self.most_epsilon is None or self.most_epsilon > 0, "above 0")
         check("delta", self.delta, 0 < self.delta < 1, "in (0, 1)")
@@ -107,7 +114,8 @@ def read_site(path: Path) -> SiteSettings:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     here = path.resolve().parent
-    return replace(settings, data=str(here / settings.data), folder=str(here / settings.folder))
+    paths = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
+    return replace(settings, **{name: str(here / value) for name, value in paths.items() if value is not None})
 
 
 def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None) -> Federation:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import disk_errors, write_tensors
+from personafl.files import disk_errors, make_folder, write_tensors
 
 
 class Versions:
@@ -61,8 +61,7 @@ class Versions:
 
     def write(self, round: int, state: State) -> None:
         """Keep the state after a round, whole or not at all."""
-        with disk_errors(self.folder, "creating"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_tensors(self._path(round), state)
 
     def settle(self, accepted: int, durable: int) -> None:

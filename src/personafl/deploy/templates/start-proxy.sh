@@ -1,6 +1,7 @@
 #!/bin/sh
 # Starts nginx, the public side of the federation, on {{listen}}.
 set -eu
+umask 077
 cd "$(dirname "$0")"
 PATH="$PATH:/usr/sbin:/sbin"
 # Started by root, nginx would give its work to a user who may not enter this folder.

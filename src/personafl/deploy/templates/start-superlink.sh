@@ -1,6 +1,7 @@
 #!/bin/sh
 # Starts the SuperLink, which keeps the sites' keys and passes messages on. It listens on {{private}} only.
 set -eu
+umask 077
 cd "$(dirname "$0")"
 . ./environment.sh
 exec flower-superlink --host {{private_host}} --port {{private_port}} \

@@ -1,0 +1,138 @@
+"""The tasks of a site's SuperNode, for its own user only. `start.sh` runs this file by itself, without the package.
+
+A SuperNode keeps the operator's messages for whoever asks on its port, and every user of the machine reaches that port.
+Flower's own program that asks (flower-superexec) proves by a secret that it may, but then writes each task's token on
+a command line, which every user can read too. This does the same and hands the token over by a pipe. It also knows the
+SuperNode by a certificate, so that nobody who takes the port first can give it tasks.
+
+    python3 tasks.py prepare FOLDER           a fresh secret and certificate, before the SuperNode starts
+    python3 tasks.py work FOLDER PORT PID     have a process do each task, until the SuperNode, PID, ends
+    python3 tasks.py do FOLDER PORT PID       such a process, started by PID
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+HOST = "127.0.0.1"
+PAUSE = 1.0
+"""Seconds between two questions whether there is a task."""
+DAYS = 3650  # of a certificate that is made anew at every start
+
+
+def prepare(folder: Path) -> None:
+    """Write the secret and the certificate of the SuperNode's own port."""
+    from datetime import UTC, datetime, timedelta
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP384R1()), x509.Name([])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(HOST))]), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    folder.mkdir(mode=0o700, exist_ok=True)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    for file, content in {
+        "secret": secrets.token_bytes(32),
+        "key": private,
+        "crt": certificate.public_bytes(pem),
+    }.items():
+        (folder / file).unlink(missing_ok=True)
+        with open(os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as to:
+            to.write(content)
+
+
+def work(folder: Path, port: int, supernode: int) -> None:
+    """Ask the SuperNode for tasks and start a ClientApp for each."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    start_parent_process_monitor(supernode)
+    proof = SuperExecAuthHttpInterceptor(
+        master_secret=(folder / "secret").read_bytes(), protected_methods={"/flwr.proto.Runtime/AcquireTask"}
+    )
+    client = RuntimeHttpClient.from_server_address(
+        server_address=f"{HOST}:{port}",
+        insecure=False,
+        root_certificates=(folder / "crt").read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), proof],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    while not _listens(port):
+        time.sleep(PAUSE / 5)
+    spare = _start(folder, port)
+    while True:
+        spare = _start(folder, port) if spare.poll() is not None else spare
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if found.HasField("task") and found.token:
+            _give(spare, found.token)
+            spare = _start(folder, port)
+        time.sleep(PAUSE)
+
+
+def do(folder: Path, port: int, parent: int) -> None:
+    """Do the one task whose token comes by the pipe."""
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    if token := sys.stdin.readline().strip():
+        run_clientapp(f"{HOST}:{port}", token, False, (folder / "crt").read_bytes(), parent)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _start(folder: Path, port: int) -> subprocess.Popen[str]:
+    """A process that is ready for a task: Flower gives a task up that is not begun within half a minute."""
+    command = [sys.executable, "-P", __file__, "do", str(folder), str(port), str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+
+
+def _give(process: subprocess.Popen[str], token: str) -> None:
+    assert process.stdin is not None
+    with process.stdin as to:
+        to.write(f"{token}\n")
+    threading.Thread(target=process.wait, daemon=True).start()  # whatever comes of it: the SuperNode knows
+
+
+def main() -> None:
+    what, folder, *numbers = sys.argv[1:]
+    if what == "prepare":
+        return prepare(Path(folder))
+    port, other = map(int, numbers)
+    if what == "do":
+        return do(Path(folder), port, other)
+    try:
+        work(Path(folder), port, other)
+    finally:  # a SuperNode whose tasks nobody does is ended, and started anew by its unit
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(other, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
