@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS, Ditto, FedAvg, Local, Uploads
-from personafl.clients import Answers, LocalClients
+from personafl.clients import LocalClients
 from personafl.cluster import RayClients
 from personafl.cluster_actor import Host, Shard
 from personafl.cluster_shards import Shards, deal, even, work
@@ -408,7 +408,7 @@ class Forgetful(LocalClients):
         answers = super().train(round, ids[stays], part)
         self.store.put(self.victims, self.older)
         why = dict.fromkeys(ids[~stays].tolist(), "died")
-        return Answers(answers.uploads, answers.active, answers.steps, answers.failed, answers.bytes_up, why)
+        return replace(answers, dropped=why)
 
 
 @pytest.mark.parametrize("name, saved", [("ditto", 2), ("fedamp", 0)])

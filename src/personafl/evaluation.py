@@ -72,11 +72,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Personal:
-    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports."""
+    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports.
+
+    `gradients` are those that a program before evaluation computed for each; None where there was none.
+    """
 
     ids: Ints
     theta: Tensor
     report: State
+    gradients: Tensor | None = None
 
 
 def personal_models(
@@ -121,11 +125,12 @@ def personalize(
     algorithm: Algorithm, engine: Engine, sent: Sent, ids: Ints, own: State, round: int, last: bool
 ) -> Personal:
     """The personalized models of clients with these states."""
-    program = algorithm.evaluation_program(last)
+    program, gradients = algorithm.evaluation_program(last), None
     if program is not None:
-        own = engine.run(Work(program, round, "evaluation", ids, own, sent)).own
+        result = engine.run(Work(program, round, "evaluation", ids, own, sent))
+        own, gradients = result.own, result.gradients
     theta = engine.map(lambda o, s: {"theta": algorithm.personal(o, s)}, own, sent, len(ids))["theta"]
-    return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)))
+    return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)), gradients)
 
 
 def measure(
@@ -139,13 +144,15 @@ def measure(
     """Sums of loss and metrics for each client: `personal_*`, `global_*`, and the same on validation data.
 
     All clients are measured, or those that are named. The personalized models go by some at a time, and are shown to
-    `seen`.
+    `seen`. `gradients` are those of the program before evaluation.
     """
     ids = np.arange(len(engine.federation)) if ids is None else ids
     common = moment.common
     blocks: list[Columns] = []
     for part in all_models(algorithm, engine, store, moment, ids):
         block: Columns = {"": part.ids, **{name: value.cpu().numpy() for name, value in part.report.items()}}
+        made = part.gradients
+        block["gradients"] = np.zeros(len(part.ids), np.int64) if made is None else made.cpu().numpy()
         for split, tag in (("test", "personal_"), ("val", "personal_val_")):
             sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
             block |= {f"{tag}{name}": values for name, values in sums.items()}
@@ -164,19 +171,24 @@ def measure(
 
 
 def client_table(
-    roster: Roster, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, ids: Ints
-) -> pa.Table:
+    roster: Roster, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, gradients: Ints,
+    ids: Ints,
+) -> pa.Table:  # fmt: skip
     """The rows of clients.parquet for one evaluation of these clients.
 
     Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
     has null there, and so has everybody for the global model of an algorithm that has none.
 
+    `gradients` is what the model that is measured has cost the client so far: those of all its training, and those of
+    the program before this evaluation; null where it is not known.
+
     A column `silent` marks clients at other sites that did not answer: they are as clients without samples.
     """
     count, names = len(ids), ids.tolist()
-    steps, active, failed = steps[ids], active[ids], failed[ids]
+    steps, active, failed, trained = steps[ids], active[ids], failed[ids], gradients[ids]
     columns = dict(columns)
     silent = columns.pop("silent", np.zeros(count, np.bool_))
+    spent = trained + np.nan_to_num(columns.pop("gradients")).astype(np.int64)
     sizes = {split: np.where(silent, 0, roster.sizes[split][ids]) for split in SPLITS}
     groups = [None] * count if roster.groups is None else [roster.groups[i] for i in names]
     out: dict[str, pa.Array] = {
@@ -199,7 +211,7 @@ def client_table(
         else:
             out[name] = pa.array(values, mask=absent)
     out |= {"steps": pa.array(steps.astype(np.int32)), "activations": pa.array(active.astype(np.int32)),
-            "failures": pa.array(failed.astype(np.int32))}  # fmt: skip
+            "failures": pa.array(failed.astype(np.int32)), "gradients": pa.array(spent, mask=silent | (trained < 0))}  # fmt: skip
     out |= {name: pa.array(values) for name, values in columns.items() if name not in order}
     return pa.table(out)
 

@@ -40,20 +40,26 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """New states, uploads and step counts, a row for each client in the order of `Work.ids`."""
+    """New states, uploads, step counts and gradient counts, a row for each client in the order of `Work.ids`."""
 
     own: State
     up: State
     steps: Tensor
+    gradients: Tensor
 
 
 class StepBatches:
-    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step."""
+    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step.
+
+    `made` counts the gradients.
+    """
 
     def __init__(self, task: Task, batches: Sequence[Batch], gradient: Callable[..., Tensor]) -> None:
         self._task, self._batches, self._gradient = task, batches, gradient
+        self.made = 0
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        self.made += 1
         return self._gradient(theta, self._batches[batch], objective, extra)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
@@ -242,7 +248,8 @@ class Engine(ABC):
         own = {name: v[::copies] for name, v in work.own.items()}
         up = {name: torch.unflatten(v, 0, (-1, copies)) for name, v in result.up.items()}
         picked = self._map(work.program.pick, own, Sent({}, up), len(work.ids) // copies)
-        return Result(picked, {}, result.steps[::copies])
+        # All copies were trained, whichever is picked.
+        return Result(picked, {}, result.steps[::copies], torch.unflatten(result.gradients, 0, (-1, copies)).sum(1))
 
 
 def _expand_copies(work: Work) -> Work:
@@ -265,6 +272,7 @@ def concatenate(results: list[Result]) -> Result:
         {name: torch.cat([r.own[name] for r in results]) for name in results[0].own},
         {name: torch.cat([r.up[name] for r in results]) for name in results[0].up},
         torch.cat([r.steps for r in results]),
+        torch.cat([r.gradients for r in results]),
     )
 
 

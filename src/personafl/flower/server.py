@@ -24,6 +24,7 @@ from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, unpack, values
 from personafl.flower.nodes import Nodes, content, missing, pull
+from personafl.flower.work import gradients_per_step
 from personafl.folder import RunFolder
 from personafl.privacy import Privacy
 from personafl.splits import natural_order
@@ -104,6 +105,7 @@ class FlowerClients(Clients):
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
         at = self._find(ids, min(self.settings.min_answers, len(ids)))
         layout = self._upload(sent)
+        each = gradients_per_step(self.algorithm, self.local, self.algorithm.new_client(self._theta0), _row(sent))
         extra = {"upload": json.dumps(layout)}
         orders = {
             int(i): self._order("train", at[self.roster.ids[i]], round, int(i), sent, k, extra)
@@ -142,6 +144,7 @@ class FlowerClients(Clients):
             uploads,
             active,
             np.array([steps[i] for i in active], np.int64),
+            each * np.array([steps[i] for i in active], np.int64),
             np.setdiff1d(active, good),
             uploads.bytes(),
             dict(sorted(dropped.items())),
@@ -159,6 +162,7 @@ class FlowerClients(Clients):
                 if int(i) in found:
                     column[k] = found[int(i)][name].numpy()[0]
             columns[name] = column
+        columns["gradients"] = np.clip(columns["gradients"], 0, MOST_STEPS)  # a site says what it likes
         return columns
 
     def rows(self, ids: Ints) -> State:
@@ -318,6 +322,7 @@ class FlowerClients(Clients):
         sums = ("loss", *self.task.metrics)
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
+        out["gradients"] = ("int64", (1,))
         if self.privacy is not None:
             out["epsilon"] = ("float64", (1,))
         return out | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
