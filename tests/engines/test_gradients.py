@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from personafl.algorithms import ALGORITHMS, Algorithm, Local
+from personafl.clients import LocalClients
 from personafl.engines import ENGINES
+from personafl.events import RunFiles
 from personafl.folder import RunFolder
 from personafl.runner import Runner
 from tests.engines.test_agreement import MODELS, Schedule, Task, federation, torch
-from personafl.clients import LocalClients
-from personafl.events import RunFiles
 
 ROUNDS, BATCH = 3, 4
 
@@ -26,9 +26,12 @@ PER_STEP = {
 }
 
 
+GRID = {"temperatures": (1.0, 5.0), "imitations": (0.0, 0.5), "distill_epochs": 3}
 SMALL = {
-    **dict.fromkeys(("persfl", "persfl-gd"), {"temperatures": (1.0, 5.0), "imitations": (0.0, 0.5), "distill_epochs": 3}),
-    **dict.fromkeys(("fedavg-ft", "fedprox-ft"), {"fine_tune_steps": 8}),
+    "persfl": GRID,
+    "persfl-gd": GRID,
+    "fedavg-ft": {"fine_tune_steps": 8},
+    "fedprox-ft": {"fine_tune_steps": 8},
     "selffl-aug": {"extra_steps": 4},
 }
 

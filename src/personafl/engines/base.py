@@ -18,6 +18,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Local, Program, Sent, State
 from personafl.engines.batches import Ints, Plan, draw
+from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.streams import Key, mix, name_key, stream_key
 from personafl.task import Batch, Objective, Task
@@ -136,6 +137,21 @@ class Engine(ABC):
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         """What the model puts out for every sample of a split, client after client; `theta` as in `evaluate`."""
 
+    def evaluate_held_back(self, theta: Tensor, ids: Ints) -> dict[str, NDArray[np.float64]]:
+        """As `evaluate`, on the validation samples that algorithms do not see; `n` says how many each client has."""
+        sizes, starts = self.federation.sizes("val")[ids], self.federation.starts("val")[ids]
+        owner = np.repeat(np.arange(len(ids)), sizes)
+        index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
+        held = self._held_back(ids)
+        owner = owner[held]
+        out = {"n": np.bincount(owner, minlength=len(ids)).astype(np.float64)}
+        outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
+        y = self.federation.y[torch.from_numpy(index[held])]
+        for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
+            values = function(outputs, y).double().numpy() if len(owner) else owner
+            out[name] = np.bincount(owner, values, len(ids))
+        return out
+
     @abstractmethod
     def _run_chunk(self, work: Work) -> Result: ...
 
@@ -207,6 +223,20 @@ class Engine(ABC):
         x, y = self._gather(torch.from_numpy(index))
         weight = torch.from_numpy((slot < sizes[:, None]).astype(np.float32)).to(self.device)
         return Batch(x, y, weight, torch.zeros(len(ids), dtype=torch.int64, device=self.device))
+
+    def _validation(self, ids: Ints) -> Batch:
+        """The validation samples of these clients that algorithms may choose on, as `_padded` gives them."""
+        batch, share = self._padded(ids, "val"), self.local.held_back
+        if share is None:
+            return batch
+        weight = batch.weight.clone()
+        weight[weight > 0] = torch.from_numpy(~self._held_back(ids)).to(weight)
+        return Batch(batch.x, batch.y, weight, batch.key)
+
+    def _held_back(self, ids: Ints) -> NDArray[np.bool_]:
+        share = self.local.held_back
+        assert share is not None
+        return held_back(self.federation.keys[ids], self.federation.sizes("val")[ids], share, self.seed)
 
     def _bytes_per_client(self, samples: int, vectors: int) -> int:
         """A generous guess of what one client takes while `samples` of its samples go through the model."""

@@ -35,7 +35,7 @@ class LoopEngine(Engine):
         one = Work(work.program, work.round, work.purpose, work.ids[k : k + 1], {}, work.sent)
         validation = None
         if work.program.uses_validation:
-            validation = ValidationData(self.task, self._samples(int(work.ids[k]), "val"))
+            validation = ValidationData(self.task, _first(self._validation(work.ids[k : k + 1])))
         ctx = self._context(work, info, validation)
         begun, wanted = work.program.begin(own, sent, ctx)
         carry = {name: value.clone() for name, value in begun.items()}
@@ -86,8 +86,11 @@ class LoopEngine(Engine):
 
     def _samples(self, client: int, split: Split) -> Batch:
         """All samples of a client's split; one at weight 0 where there are none."""
-        padded = self._padded(np.array([client]), split)
-        return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
+        return _first(self._padded(np.array([client]), split))
+
+
+def _first(padded: Batch) -> Batch:
+    return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
 
 
 def _stack(rows: tuple[State, ...] | list[State]) -> State:

@@ -45,15 +45,15 @@ class StackedEngine(Engine):
 
     def _run_chunk(self, work: Work) -> Result:
         program, info, keys, shared = work.program, self._info(work), self._keys(work), work.sent.shared
-        validation = _fields(self._padded(work.ids, "val")) if program.uses_validation else {}
+        validation = _fields(self._validation(work.ids)) if program.uses_validation else {}
 
         def begin(own: State, each: State, info: State, val: State) -> tuple[State, State]:
-            ctx = self._context(work, info, self._validation(val))
+            ctx = self._context(work, info, self._chosen_on(val))
             carry, steps = program.begin(own, {**shared, **each}, ctx)
             return carry, {"steps": steps}
 
         def finish(own: State, carry: State, each: State, info: State, val: State) -> tuple[State, State]:
-            ctx = self._context(work, info, self._validation(val))
+            ctx = self._context(work, info, self._chosen_on(val))
             return program.finish(own, carry, {**shared, **each}, ctx)
 
         count, each = len(work.ids), work.sent.each
@@ -121,7 +121,7 @@ class StackedEngine(Engine):
             done[name][:live] = carry[name]
         return done, gradients
 
-    def _validation(self, fields: State) -> ValidationData | None:
+    def _chosen_on(self, fields: State) -> ValidationData | None:
         return ValidationData(self.task, Batch(**fields)) if fields else None
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:

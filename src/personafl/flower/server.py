@@ -18,7 +18,7 @@ from personafl.algorithms import Algorithm, Local, Sent, State, Uploads
 from personafl.clients import Answers, Clients
 from personafl.engines.batches import Ints
 from personafl.errors import DataError
-from personafl.evaluation import Columns, Moment, Roster
+from personafl.evaluation import Columns, Moment, Roster, held_back_columns
 from personafl.files import disk_errors, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
@@ -325,7 +325,12 @@ class FlowerClients(Clients):
         out["gradients"] = ("int64", (1,))
         if self.privacy is not None:
             out["epsilon"] = ("float64", (1,))
-        return out | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
+        held = held_back_columns(self.task) if self.local.held_back is not None else []
+        return (
+            out
+            | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
+            | dict.fromkeys(held, ("float64", (1,)))
+        )
 
 
 def _row(sent: Sent) -> State:
