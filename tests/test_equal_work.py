@@ -20,7 +20,10 @@ TABLES = {
     "model": {"name": "mclr"},
     "local": {"steps": 4, "lr": 0.1},
     "engine": {"name": "stacked", "threads": 1},
-    "methods": {"persfl": {"algorithm": {"temperatures": [1.0, 5.0], "imitations": [0.0, 0.5], "distill_epochs": 1}}},
+    "methods": {
+        "persfl": {"algorithm": {"temperatures": [1.0, 5.0], "imitations": [0.0, 0.5], "distill_epochs": 1}},
+        "selffl": {"algorithm": {"l_max": 6}},
+    },
 }
 METHODS = ["selffl", "ditto", "persfl", "pfedme", "fedavg-ft"]
 

@@ -40,6 +40,11 @@ def ranked(found: Comparison) -> list[str]:
     return sorted(scores, key=lambda m: -scores[m])
 
 
+def chosen(found: Comparison) -> str:
+    """The method to show."""
+    return ranked(found)[0]
+
+
 def sentence(found: Comparison) -> str:
     """What the table means, in words, from its numbers."""
     best, second = ranked(found)[:2]

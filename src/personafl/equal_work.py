@@ -2,8 +2,8 @@
 
 Work is what `clients.parquet` counts: gradients of training, and those of what comes before the last evaluation
 (fine-tuning, PersFL's distillation). Each method is run as configured with the first seed. The largest work is the
-budget, so nobody is cut back; the others get more local steps (or epochs). A method whose clients choose their number of
-steps themselves (Self-FL), or that whole steps do not bring near the budget, gets more rounds instead.
+budget, so nobody is cut back; the others get more local steps (or epochs). A method whose clients choose their number
+of steps themselves (Self-FL), or that whole steps do not bring near the budget, gets more rounds instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NEAR = 0.05
 """How far from the budget is near enough."""
-TRIES = 2
+TRIES = 3
 """How often a method is run with the first seed to come near it."""
 
 
@@ -128,9 +128,22 @@ def scaled(job: Job, run: Run, budget: float) -> dict[str, Any]:
     reached = before + (work - before) * wanted / now
     if _takes_the_settings_steps(run, local) and abs(reached / budget - 1) <= NEAR:
         return {} if wanted == now else {key: wanted}
-    rounds = job.config.schedule.rounds
-    wanted = max(1, round(rounds * factor))
-    return {} if wanted == rounds else {"rounds": wanted}
+    wanted = _rounds_for(run, factor)
+    return {} if wanted == job.config.schedule.rounds else {"rounds": wanted}
+
+
+def _rounds_for(run: Run, factor: float) -> int:
+    """After how many rounds training has this multiple of the run's gradients.
+
+    A longer run begins as a shorter one does, so fewer rounds can be read off; more are as the last quarter was.
+    """
+    so_far = np.cumsum([float(record["gradients"]) for record in run.rounds()])
+    wanted, rounds = factor * so_far[-1], len(so_far)
+    if wanted <= so_far[-1]:
+        return int(np.argmin(np.abs(so_far - wanted))) + 1
+    recent = max(1, rounds // 4)
+    each = (so_far[-1] - (so_far[-1 - recent] if recent < rounds else 0.0)) / recent
+    return rounds + round((wanted - so_far[-1]) / max(each, 1.0))
 
 
 def gradients_per_client(run: Run) -> float:
