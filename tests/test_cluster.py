@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS, Ditto, FedAvg, Local, Uploads
-from personafl.clients import Answers, LocalClients
+from personafl.clients import LocalClients
 from personafl.cluster import RayClients
 from personafl.cluster_actor import Host, Shard
 from personafl.cluster_shards import Shards, deal, even, work
@@ -303,7 +303,8 @@ def state_of(run: Runner) -> dict:
     out = {f"server {n}": v for n, v in run.server.items()}
     out |= {f"client {n}": v for n, v in run.clients.rows(everybody).items()}
     out |= {f"measured {n}": v for n, v in run.clients.measure(run.moment(True), everybody).items()}
-    return out | {"steps": run.steps, "active": run.active, "bytes": run.traffic["bytes_up"]}
+    counted = {"steps": run.steps, "gradients": run.gradients, "active": run.active}
+    return out | counted | {"bytes": run.traffic["bytes_up"]}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -380,11 +381,11 @@ def test_bytes_between_driver_and_actors_are_as_predicted(cluster, tmp_path, nam
     run = runner(ALGORITHMS[name](), clients, tmp_path, rounds=2, activity=0.9, eval_every=0)
     run.step()
     each = 8 * active  # a number of 8 bytes for each client
-    # Down: who, and what. Up: who, how many samples, of how many clients, how many steps, and what.
+    # Down: who, and what. Up: who, how many samples, of how many clients, how many steps and gradients, and what.
     if name == "fedavg":
-        down, up = each + size, 2 * each + 3 * (8 + 8 + size)
+        down, up = each + size, 3 * each + 3 * (8 + 8 + size)
     else:
-        down, up = each + active * size + 4, 3 * each + active * size
+        down, up = each + active * size + 4, 4 * each + active * size
     moved = clients.shards.moved
     assert (moved["train_down"], moved["train_up"]) == (down, up)
     assert run.traffic["bytes_up"] == active * size  # what a federation would send
@@ -408,7 +409,7 @@ class Forgetful(LocalClients):
         answers = super().train(round, ids[stays], part)
         self.store.put(self.victims, self.older)
         why = dict.fromkeys(ids[~stays].tolist(), "died")
-        return Answers(answers.uploads, answers.active, answers.steps, answers.failed, answers.bytes_up, why)
+        return replace(answers, dropped=why)
 
 
 @pytest.mark.parametrize("name, saved", [("ditto", 2), ("fedamp", 0)])

@@ -39,8 +39,9 @@ class Answers:
     ----------
     uploads
         Of the clients whose answers count.
-    active, steps
-        Who did the work, and how many steps each took: those whose answers count, and those who failed.
+    active, steps, gradients
+        Who did the work, how many steps each took and how many gradients it computed: those whose answers count, and
+        those who failed.
     failed
         Whose update is not finite; they keep their old state.
     dropped
@@ -54,6 +55,7 @@ class Answers:
     uploads: Uploads
     active: Ints
     steps: Ints
+    gradients: Ints
     failed: Ints
     bytes_up: int
     dropped: dict[int, str] = field(default_factory=dict)
@@ -201,7 +203,8 @@ class LocalClients(Clients):
             self.store.put(failed, self.store.get(failed))  # who was active has a row, and nobody else
         samples = torch.from_numpy(self.roster.sizes["train"][kept]).to(self.device)
         uploads = Uploads(torch.from_numpy(kept), samples, up)
-        return Answers(uploads, ids, result.steps.cpu().numpy(), failed, uploads.bytes())
+        steps, gradients = (counts.cpu().numpy() for counts in (result.steps, result.gradients))
+        return Answers(uploads, ids, steps, gradients, failed, uploads.bytes())
 
     def measure(self, moment: Moment, ids: Ints) -> Columns:
         spent = self.spent(ids)

@@ -105,14 +105,15 @@ class RayClients(Clients):
         self._send_home([(guests[n], answer["guests"]) for n, answer in found.items() if answer["guests"]])
         answered = np.sort(np.concatenate([np.arange(0), *(places[n] for n in found)]))
         failed = np.sort(np.concatenate([np.arange(0), *(answer["failed"] for answer in found.values())]))
-        steps = np.zeros(len(ids), np.int64)
+        steps, gradients = np.zeros((2, len(ids)), np.int64)
         for n, answer in found.items():
-            steps[places[n]] = answer["steps"]
+            steps[places[n]], gradients[places[n]] = answer["steps"], answer["gradients"]
             self._releases[answer["ids"]] += len(answer["values"]) > 0
         dropped = {int(i): why for n, why in gone.items() for i in ids[places[n]]}
         uploads = self._uploads([found[n] for n in sorted(found)])
         bytes_up = sum(answer["bytes_up"] for answer in found.values())
-        return Answers(uploads, ids[answered], steps[answered], failed, bytes_up, dict(sorted(dropped.items())))
+        worked = ids[answered], steps[answered], gradients[answered]
+        return Answers(uploads, *worked, failed, bytes_up, dict(sorted(dropped.items())))
 
     def _send_home(self, guests: Sequence[tuple[Ints, Arrays]]) -> None:
         """Give the states of clients that were trained elsewhere to their owners."""

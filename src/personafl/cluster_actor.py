@@ -161,6 +161,7 @@ class Host:
             "values": arrays(uploads.values),
             "counts": None if uploads.counts is None else uploads.counts.numpy(),
             "steps": answers.steps,
+            "gradients": answers.gradients,
             "failed": self._global(number, answers.failed),
             "bytes_up": answers.bytes_up,
             "guests": theirs,

@@ -17,6 +17,7 @@ import numpy as np
 
 from personafl.algorithms import ALGORITHMS
 from personafl.config import Config, for_method, parse
+from personafl.equal_work import TRIES, EqualWork, equalize, measured
 from personafl.errors import ConfigError, PersonaflError, RunError
 from personafl.events import Listener
 from personafl.federation import Federation
@@ -29,6 +30,10 @@ log = logging.getLogger("personafl")
 
 REFERENCES = ("separate", "fedavg")
 """Training alone and one global model: what the quality of improvement (QoI) is measured against."""
+
+
+HELD_BACK = 0.5
+"""Share of the validation data that is kept from algorithms which choose on it, where others are scored on it."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,8 @@ class Comparison:
     failures: list[tuple[str, int, str]]
     added: tuple[str, ...]
     """Methods that nobody asked for but QoI needs."""
+    work: EqualWork | None = None
+    """What was done so that all methods compute equally many gradients, where that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ class Plan:
     grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     tune_seeds: int = 1
     added: tuple[str, ...] = ()
+    equal_work: bool = False
 
     def job(self, method: str, seed: int, settings: Mapping[str, Any] | None = None) -> Job:
         """A method at a seed, with values for the keys that are searched."""
@@ -108,6 +116,13 @@ class Plan:
         more = [f"{key}={_toml(value)}" for key, value in chosen.items()]
         values = for_method(self.tables, method, [*self.overrides, *more, f"seed={seed}"])
         return Job(method, seed, parse(values), chosen)
+
+    def trial(self, method: str, seed: int, point: Mapping[str, Any]) -> Job:
+        """A point of a search. From an algorithm that chooses on validation data itself, a part is held back."""
+        job = self.job(method, seed, point)
+        if not job.config.algorithm.needs_validation or job.config.local.held_back is not None:
+            return job
+        return self.job(method, seed, {**point, "local.held_back": HELD_BACK})
 
     def points(self, method: str) -> list[dict[str, Any]]:
         """The settings to try for a method; one empty one where nothing is searched."""
@@ -117,8 +132,16 @@ class Plan:
     def jobs(self) -> int:
         """How many runs there are at most."""
         searched = sum(len(self.points(m)) * self.tune_seeds for m in self.methods if m in self.grid)
-        rest = sum(len(self.seeds) - (self.tune_seeds if m in self.grid else 0) for m in self.methods)
-        return searched + rest
+        rest = sum(len(self.seeds) - self._reused(m) for m in self.methods)
+        return searched + rest + (TRIES * len(self.methods) if self.equal_work else 0)
+
+    def _reused(self, method: str) -> int:
+        """How many runs of a search are runs of the comparison too."""
+        if method not in self.grid:
+            return 0
+        point, seed = self.points(method)[0], self.seeds[0]
+        same = self.trial(method, seed, point).config == self.job(method, seed, point).config
+        return self.tune_seeds if same else 0
 
 
 def plan(
@@ -128,6 +151,7 @@ def plan(
     overrides: Sequence[str] = (),
     tune: Sequence[str] = (),
     tune_seeds: int = 1,
+    equal_work: bool = False,
 ) -> Plan:
     """Check what is asked for before anything runs.
 
@@ -147,6 +171,9 @@ def plan(
         combined. The best on validation data is taken.
     tune_seeds
         How many of the seeds a search uses.
+    equal_work
+        Whether every method gets as many gradients as the one that computes most, see `equal_work`; after a search,
+        with what it has chosen.
     """
     if seeds < 1:
         raise ConfigError(f"seeds = {seeds}: must be at least 1")
@@ -164,7 +191,7 @@ def plan(
     first = parse(for_method(tables, names[0], overrides)).seed
     made = Plan(
         tables, (*names, *added), tuple(range(first, first + seeds)), tuple(overrides),
-        _grids(tune, names, added), tune_seeds, added,
+        _grids(tune, names, added), tune_seeds, added, equal_work,
     )  # fmt: skip
     for m in made.methods:
         for point in made.points(m):
@@ -197,15 +224,19 @@ def run_plan(planned: Plan, folder: Path, listeners: Listeners = lambda job, reu
     first = planned.seeds[: planned.tune_seeds]
     points = [(m, seed, point) for seed in first for m in planned.grid for point in planned.points(m)]
     trials: dict[tuple[str, int], list[Run | None]] = {}
-    for (m, seed, _), run in zip(points, workshop.runs([planned.job(*point) for point in points]), strict=True):
+    for (m, seed, _), run in zip(points, workshop.runs([planned.trial(*point) for point in points]), strict=True):
         trials.setdefault((m, seed), []).append(run)
     searches = [_search(planned, m, [trials[m, seed] for seed in first]) for m in planned.grid]
-    chosen = {search.method: search.chosen for search in searches}
-    jobs = [planned.job(m, seed, chosen.get(m)) for seed in planned.seeds for m in planned.methods]
+    settings = {search.method: search.chosen for search in searches}
+    work = None
+    if planned.equal_work:
+        work, settings = equalize(planned, settings, workshop.runs)
+    jobs = [planned.job(m, seed, settings.get(m)) for seed in planned.seeds for m in planned.methods]
     for job, run in zip(jobs, workshop.runs(jobs), strict=True):
         if run is not None:
             methods[job.method][job.seed] = run
-    return Comparison(folder, methods, searches, workshop.failures, planned.added)
+    work = measured(work, methods) if work is not None else None
+    return Comparison(folder, methods, searches, workshop.failures, planned.added, work)
 
 
 class _Workshop:
@@ -263,9 +294,14 @@ def identity(config: Config, federation: Federation) -> str:
 
 
 def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) -> Search:
-    """Choose the point with the best validation score, the mean over seeds; of equal ones the first."""
+    """Choose the point with the best validation score, the mean over seeds; of equal ones the first.
+
+    Where the method chooses on validation data itself, the score is that on what was held back from it.
+    """
     found: list[Trial] = []
-    measure = "personal_val_accuracy"
+    held = planned.trial(method, planned.seeds[0], planned.points(method)[0]).config.local.held_back is not None
+    split = "held" if held else "val"
+    measure = f"personal_{split}_accuracy"
     for p, point in enumerate(planned.points(method)):
         runs = [of_seed[p] for of_seed in trials]
         done = [run for run in runs if run is not None]
@@ -274,9 +310,14 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
                 "--tune chooses on validation data and nobody has any: give `splits` a second share, as in "
                 "splits = [0.7, 0.1, 0.2]"
             )
+        if any(f"personal_{split}_loss" not in run.score for run in done):
+            raise ConfigError(
+                f"--tune scores {method} on validation data that it has not chosen on itself, and there is too little "
+                "to divide: give `splits` a larger second share"
+            )
         if any(measure not in run.score for run in done):
-            measure = "personal_val_loss"
-        sign = 1.0 if measure == "personal_val_accuracy" else -1.0
+            measure = f"personal_{split}_loss"
+        sign = 1.0 if measure.endswith("_accuracy") else -1.0
         good = bool(done) and len(done) == len(runs)
         score = float(np.mean([sign * run.score[measure] for run in done])) if good else -np.inf
         found.append(Trial(point, score, sum(run.seconds for run in done), [run.path.name for run in done]))

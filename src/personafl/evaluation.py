@@ -72,11 +72,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Personal:
-    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports."""
+    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports.
+
+    `gradients` are those that a program before evaluation computed for each; None where there was none.
+    """
 
     ids: Ints
     theta: Tensor
     report: State
+    gradients: Tensor | None = None
 
 
 def personal_models(
@@ -121,11 +125,12 @@ def personalize(
     algorithm: Algorithm, engine: Engine, sent: Sent, ids: Ints, own: State, round: int, last: bool
 ) -> Personal:
     """The personalized models of clients with these states."""
-    program = algorithm.evaluation_program(last)
+    program, gradients = algorithm.evaluation_program(last), None
     if program is not None:
-        own = engine.run(Work(program, round, "evaluation", ids, own, sent)).own
+        result = engine.run(Work(program, round, "evaluation", ids, own, sent))
+        own, gradients = result.own, result.gradients
     theta = engine.map(lambda o, s: {"theta": algorithm.personal(o, s)}, own, sent, len(ids))["theta"]
-    return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)))
+    return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)), gradients)
 
 
 def measure(
@@ -138,17 +143,24 @@ def measure(
 ) -> Columns:
     """Sums of loss and metrics for each client: `personal_*`, `global_*`, and the same on validation data.
 
+    `personal_held_*` are those on the `n_held` validation samples that are held back from algorithms, if any are.
+
     All clients are measured, or those that are named. The personalized models go by some at a time, and are shown to
-    `seen`.
+    `seen`. `gradients` are those of the program before evaluation.
     """
     ids = np.arange(len(engine.federation)) if ids is None else ids
     common = moment.common
     blocks: list[Columns] = []
     for part in all_models(algorithm, engine, store, moment, ids):
         block: Columns = {"": part.ids, **{name: value.cpu().numpy() for name, value in part.report.items()}}
+        made = part.gradients
+        block["gradients"] = np.zeros(len(part.ids), np.int64) if made is None else made.cpu().numpy()
         for split, tag in (("test", "personal_"), ("val", "personal_val_")):
             sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
             block |= {f"{tag}{name}": values for name, values in sums.items()}
+        if engine.local.held_back is not None:
+            held = engine.evaluate_held_back(part.theta, part.ids)
+            block |= {"n_held": held.pop("n"), **{f"personal_held_{name}": values for name, values in held.items()}}
         blocks.append(block)
         seen(part)
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -163,21 +175,34 @@ def measure(
     return columns
 
 
+def held_back_columns(task: Task) -> list[str]:
+    """What `measure` adds where validation data is held back from algorithms."""
+    return ["n_held", *(f"personal_held_{name}" for name in ("loss", *task.metrics))]
+
+
 def client_table(
-    roster: Roster, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, ids: Ints
-) -> pa.Table:
+    roster: Roster, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, gradients: Ints,
+    ids: Ints,
+) -> pa.Table:  # fmt: skip
     """The rows of clients.parquet for one evaluation of these clients.
 
     Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
     has null there, and so has everybody for the global model of an algorithm that has none.
 
+    `gradients` is what the model that is measured has cost the client so far: those of all its training, and those of
+    the program before this evaluation; null where it is not known.
+
     A column `silent` marks clients at other sites that did not answer: they are as clients without samples.
     """
     count, names = len(ids), ids.tolist()
-    steps, active, failed = steps[ids], active[ids], failed[ids]
+    steps, active, failed, trained = steps[ids], active[ids], failed[ids], gradients[ids]
     columns = dict(columns)
     silent = columns.pop("silent", np.zeros(count, np.bool_))
-    sizes = {split: np.where(silent, 0, roster.sizes[split][ids]) for split in SPLITS}
+    spent = trained + np.nan_to_num(columns.pop("gradients")).astype(np.int64)
+    sizes: dict[str, Ints] = {split: np.where(silent, 0, roster.sizes[split][ids]) for split in SPLITS}
+    tags = ("personal_", "global_", "personal_val_", "global_val_")
+    if "n_held" in columns:
+        tags, sizes = (*tags, "personal_held_"), sizes | {"held": np.where(silent, 0, columns.pop("n_held"))}
     groups = [None] * count if roster.groups is None else [roster.groups[i] for i in names]
     out: dict[str, pa.Array] = {
         "client": pa.array([roster.ids[i] for i in names]),
@@ -186,11 +211,10 @@ def client_table(
         **{f"n_{split}": pa.array(n.astype(np.int32)) for split, n in sizes.items()},
     }
     counted = task.metrics.get("correct") is correct and roster.counted
-    order = [f"{who}{kind}" for who in ("personal_", "global_", "personal_val_", "global_val_")
-             for kind in (*task.metrics, "loss")]  # fmt: skip
+    order = [f"{who}{kind}" for who in tags for kind in (*task.metrics, "loss")]
     for name in order:
         values = columns[name]
-        n = sizes["val" if "_val_" in name else "test"]
+        n = sizes["val" if "_val_" in name else "held" if "_held_" in name else "test"]
         absent = (n == 0) | (np.isnan(values) if name.startswith("global_") and np.isnan(values).all() else False)
         if name.endswith("_loss"):
             values = values / np.maximum(n, 1)
@@ -199,7 +223,8 @@ def client_table(
         else:
             out[name] = pa.array(values, mask=absent)
     out |= {"steps": pa.array(steps.astype(np.int32)), "activations": pa.array(active.astype(np.int32)),
-            "failures": pa.array(failed.astype(np.int32))}  # fmt: skip
+            "failures": pa.array(failed.astype(np.int32)),
+            "gradients": pa.array(spent, mask=silent | (trained < 0))}  # fmt: skip
     out |= {name: pa.array(values) for name, values in columns.items() if name not in order}
     return pa.table(out)
 
@@ -207,10 +232,11 @@ def client_table(
 def summary(table: pa.Table) -> dict[str, float]:
     """One number for the federation from each column: weighted by samples, empty clients left out."""
     out: dict[str, float] = {}
-    for who in ("personal", "global", "personal_val", "global_val"):
-        n = table.column("n_val" if who.endswith("_val") else "n_test").to_numpy().astype(np.float64)
+    for who in ("personal", "global", "personal_val", "global_val", "personal_held"):
+        split = who.partition("_")[2] or "test"
+        n = table.column(f"n_{split}").to_numpy().astype(np.float64) if f"n_{split}" in table.column_names else None
         for column, name in ((f"{who}_correct", f"{who}_accuracy"), (f"{who}_loss", f"{who}_loss")):
-            if column not in table.column_names or table.column(column).null_count == len(table):
+            if n is None or column not in table.column_names or table.column(column).null_count == len(table):
                 continue
             values = table.column(column).to_numpy(zero_copy_only=False).astype(np.float64)
             known = n > 0

@@ -83,6 +83,6 @@ def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
 
 
 def newcomer_engine(run: Run, federation: Federation) -> LoopEngine:
-    """An engine with the settings that the run's own clients trained by."""
-    local = checked(Local, "local", run.manifest["local"])
+    """An engine with the settings that the run's own clients trained by; newcomers choose on all validation data."""
+    local = replace(checked(Local, "local", run.manifest["local"]), held_back=None)
     return LoopEngine(run.task, federation, local, int(run.manifest["seed"]))

@@ -118,16 +118,14 @@ class Runner:
         self.round = 0
         self.server = algorithm.new_server(self.theta0, count)
         self._start()
-        self.steps = np.zeros(count, np.int64)
-        self.active = np.zeros(count, np.int64)
-        self.failed = np.zeros(count, np.int64)
+        self.steps, self.active, self.failed, self.gradients = np.zeros((4, count), np.int64)
         self.traffic = {"bytes_up": 0, "bytes_down": 0}
         self._stop: int | None = None  # the signal that asked for it
 
     def _start(self) -> None:
         """Nobody was active yet."""
         self.clients.start(self.algorithm, self.theta0)
-        self.log = ClientLog(len(self.clients.roster), self.clients.row_bytes + 32)  # the id and three counters
+        self.log = ClientLog(len(self.clients.roster), self.clients.row_bytes + 40)  # the id and four counters
 
     def resume(self) -> bool:
         """Take up the newest undamaged checkpoint; False if there is none (the run starts anew).
@@ -215,6 +213,8 @@ class Runner:
 
         self.active[answers.active] += 1
         self.steps[answers.active] = answers.steps
+        known = self.gradients[answers.active] >= 0
+        self.gradients[answers.active] += np.where(known, answers.gradients, 0)
         self.failed[answers.failed] += 1
         self.log.change(answers.active)
         self.log.change(answers.joined)
@@ -244,6 +244,7 @@ class Runner:
             "failed": failed,
             "lr": self.clients.local.rate(round),
             "steps": float(answers.steps.mean()) if len(answers.steps) else 0.0,
+            "gradients": int(answers.gradients.sum()),
             **self.traffic,
         }
         if answers.dropped:
@@ -259,12 +260,13 @@ class Runner:
         clients, ids = self.clients, self._evaluated()
         columns = clients.measure(self.moment(last), ids)
         table = client_table(
-            clients.roster, clients.task, self.round, columns, self.steps, self.active, self.failed, ids
+            clients.roster, clients.task, self.round, columns, self.steps, self.active, self.failed, self.gradients, ids
         )
         reported = self.algorithm.report_server(self.server)
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
-        return summary(table)
+        prepared = int(np.nansum(columns["gradients"]))
+        return summary(table) | ({"evaluation_gradients": prepared} if prepared else {})
 
     def _evaluated(self) -> Ints:
         return self.schedule.evaluated(self.clients.seed, len(self.clients.roster))
@@ -296,14 +298,18 @@ class Runner:
 
     def _rows(self, ids: Ints) -> State:
         """What a checkpoint keeps of these clients."""
-        counts = {"steps": self.steps, "active": self.active, "failed": self.failed}
         own = {f"own.{name}": value for name, value in self.clients.rows(ids).items()}
-        return own | {name: torch.from_numpy(count[ids]) for name, count in counts.items()}
+        return own | {name: torch.from_numpy(count[ids]) for name, count in self._counters.items()}
+
+    @property
+    def _counters(self) -> dict[str, Ints]:
+        return {"steps": self.steps, "active": self.active, "failed": self.failed, "gradients": self.gradients}
 
     def _put_rows(self, ids: Ints, rows: State) -> None:
         """The inverse of `_rows`."""
-        for name, count in {"steps": self.steps, "active": self.active, "failed": self.failed}.items():
-            count[ids] = rows[name].numpy()
+        for name, count in self._counters.items():
+            # A checkpoint of an earlier version has no gradients: how many there were is not known, and stays so.
+            count[ids] = rows[name].numpy() if name in rows else -1
         own = {name.removeprefix("own."): value for name, value in rows.items() if name.startswith("own.")}
         self.clients.put_rows(ids, own)
 

@@ -71,7 +71,7 @@ def everything(runner: Runner) -> dict[str, np.ndarray]:
     out["personal"] = torch.cat([part.theta for part in parts]).numpy()
     columns = measure(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     out |= {f"measured {n}": v for n, v in columns.items()}
-    out |= {"steps": runner.steps, "active": runner.active}
+    out |= {"steps": runner.steps, "active": runner.active, "gradients": runner.gradients}
     return out
 
 

@@ -26,7 +26,8 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
     ours, reference = flower(tmp_path / "flower", grid, algorithm), loop(tmp_path / "loop", algorithm, data)
     assert same(server_state(ours), server_state(reference))
     assert same_clients(ours, reference)
-    assert [r["bytes_up"] for r in ours.rounds()] == [r["bytes_up"] for r in reference.rounds()]
+    for counted in ("bytes_up", "gradients"):
+        assert [r[counted] for r in ours.rounds()] == [r[counted] for r in reference.rounds()]
     states = loop_states(reference)
     for client in data.ids:
         site = tmp_path / "sites" / client / "site.toml"

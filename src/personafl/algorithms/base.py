@@ -53,7 +53,7 @@ class Gradient(Protocol):
 
 
 class Validation(Protocol):
-    """A client's validation data, for algorithms that choose something on it."""
+    """A client's validation data, for algorithms that choose something on it; without what `held_back` keeps."""
 
     def __call__(self, theta: Tensor) -> State:
         """Means over the client's validation samples of `loss` and of each metric; 0 for a client without any."""
@@ -76,6 +76,10 @@ class Local:
         As in `torch.optim.SGD`; momentum starts anew in every round.
     lr_decay, lr_decay_every
         The learning rate is multiplied by `lr_decay` after every `lr_decay_every` rounds.
+    held_back
+        Share of each client's validation samples that algorithms do not see: scores on them (`personal_held_*`) can
+        be compared between methods that choose something on validation data and methods that do not. Left out, they
+        see all of it.
     """
 
     lr: float = 0.05
@@ -86,6 +90,7 @@ class Local:
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     lr_decay_every: int = 1
+    held_back: float | None = None
 
     def __post_init__(self) -> None:
         check("local.lr", self.lr, 0 < self.lr < 1e38, "above 0, and no more than float32 holds")
@@ -94,6 +99,8 @@ class Local:
         check("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
         check("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]")
         check("local.lr_decay_every", self.lr_decay_every, self.lr_decay_every >= 1, "at least 1 round")
+        held = self.held_back
+        check("local.held_back", held, held is None or 0 < held < 1, "above 0 and below 1, or left out")
         for name, value in (("steps", self.steps), ("epochs", self.epochs)):
             check(f"local.{name}", value, value is None or value >= 1, "at least 1")
         check(

@@ -15,7 +15,8 @@ Sent: w down, y up, in stage 1 (1/1); stage 2 is local. A client keeps its teach
 round. Personalized model: before the last round the teacher, after it the distilled student. Ours: the final global
 model is a candidate too; `teacher="last"` takes it for everybody (the thesis's "FedAvg as teacher"); stage 2 takes
 `distill_epochs` passes over the client's data with the local settings; a client that was never active has the current
-w, or a student of it; one without validation data has the last model it received and the first values of the grid. A
+w, or a student of it; one without validation data has the last model it received and the first values of the grid;
+what `local.held_back` keeps of the validation data is neither looked at for the teacher nor for the student. A
 newcomer chooses its teacher among the global models of all rounds where the server kept them (`keep_models`), else
 takes the last.
 """

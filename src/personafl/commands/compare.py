@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import nullcontext
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from personafl.commands.console import DataDir, Json, Overrides, err, out, say
 
 if TYPE_CHECKING:
     from personafl.compare import Comparison
+    from personafl.equal_work import EqualWork
     from personafl.study import Judgement
 
 
@@ -32,6 +34,9 @@ def compare(
         typer.Option(metavar="KEY=[…]", help="Search these values on validation data; may be repeated."),
     ] = None,
     tune_seeds: Annotated[int, typer.Option(help="How many of the seeds the search uses.")] = 1,
+    equal_work: Annotated[
+        bool, typer.Option("--equal-work", help="Give every method the gradients of the one that computes most.")
+    ] = False,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Where the runs go. Default: runs/<config>-compare.", readable=False)
     ] = None,
@@ -61,6 +66,8 @@ def compare(
 
       personafl compare mnist.toml -a ditto,fedprox --tune 'ditto.lam=[0.1,1]'
 
+      personafl compare mnist.toml -a selffl,ditto --equal-work
+
       personafl compare mnist.toml -a all --seeds 10 --on ray
     """
     from personafl.compare import here, plan, run_plan
@@ -72,7 +79,7 @@ def compare(
     from personafl.study_tables import caption, sentences, terminal_tables
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds)
+    planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds, equal_work)
     folder = out_folder or Path("runs") / f"{config.stem}-compare"
     if on == "here" and (address or at_once):
         raise ConfigError(f"{'--address' if address else '--at-once'} is for runs on Ray: add --on ray")
@@ -87,6 +94,7 @@ def compare(
         words += ["--seeds", str(seeds)]
         words += [w for part in set_ or [] for w in ("-s", part)] + [w for part in tune or [] for w in ("--tune", part)]
         words += ["--tune-seeds", str(tune_seeds)] if tune_seeds != 1 else []
+        words += ["--equal-work"] if equal_work else []
         words += ["--out", str(out_folder)] if out_folder else []
         words += ["--on", on] if on != "here" else []
         again = {"--address": address, "--at-once": at_once, "--csv": csv, "--latex": latex, "--data-dir": data_dir}
@@ -102,6 +110,8 @@ def compare(
         for table in terminal_tables(judgement, found.added):
             out.print(table)
         out.print(caption(judgement, found.added), style="dim", highlight=False, markup=False)
+        if found.work is not None:
+            say(out, found.work.sentence())
         for answer in sentences(judgement):
             say(out, answer)
         for search in found.searches:
@@ -137,6 +147,7 @@ def write_files(found: Comparison, judgement: Judgement, csv: Path | None = None
             }
             for s in found.searches
         ],
+        "equal_work": None if found.work is None else _work(found.work),
         "failures": [{"method": m, "seed": seed, "why": why} for m, seed, why in found.failures],
         **json_values(judgement),
     }
@@ -149,9 +160,21 @@ def write_files(found: Comparison, judgement: Judgement, csv: Path | None = None
             write_text(path, text, private=False)
 
 
+def _work(work: EqualWork) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if isfinite(value) else None
+
+    methods = {
+        m: {"configured": number(w.configured), "changed": w.changed, "gradients": number(w.gradients)}
+        for m, w in work.methods.items()
+    }
+    return {"budget": number(work.budget), "methods": methods, "sentence": work.sentence()}
+
+
 def _searched(search: Any) -> str:
     tried = len(search.trials)
     chosen = ", ".join(f"{key} = {value}" for key, value in search.chosen.items())
     seconds = sum(trial.seconds for trial in search.trials)
-    what = search.measure.removeprefix("personal_val_")
-    return f"{search.method}: {chosen} is the best of {tried} on validation {what} ({seconds:.0f} s of training)."
+    _, split, what = search.measure.split("_", 2)
+    data = "held-back validation" if split == "held" else "validation"
+    return f"{search.method}: {chosen} is the best of {tried} on {data} {what} ({seconds:.0f} s of training)."

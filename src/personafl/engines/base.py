@@ -18,6 +18,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Local, Program, Sent, State
 from personafl.engines.batches import Ints, Plan, draw
+from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.streams import Key, mix, name_key, stream_key
 from personafl.task import Batch, Objective, Task
@@ -40,20 +41,26 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """New states, uploads and step counts, a row for each client in the order of `Work.ids`."""
+    """New states, uploads, step counts and gradient counts, a row for each client in the order of `Work.ids`."""
 
     own: State
     up: State
     steps: Tensor
+    gradients: Tensor
 
 
 class StepBatches:
-    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step."""
+    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step.
+
+    `made` counts the gradients.
+    """
 
     def __init__(self, task: Task, batches: Sequence[Batch], gradient: Callable[..., Tensor]) -> None:
         self._task, self._batches, self._gradient = task, batches, gradient
+        self.made = 0
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        self.made += 1
         return self._gradient(theta, self._batches[batch], objective, extra)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
@@ -130,6 +137,21 @@ class Engine(ABC):
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         """What the model puts out for every sample of a split, client after client; `theta` as in `evaluate`."""
 
+    def evaluate_held_back(self, theta: Tensor, ids: Ints) -> dict[str, NDArray[np.float64]]:
+        """As `evaluate`, on the validation samples that algorithms do not see; `n` says how many each client has."""
+        sizes, starts = self.federation.sizes("val")[ids], self.federation.starts("val")[ids]
+        owner = np.repeat(np.arange(len(ids)), sizes)
+        index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
+        held = self._held_back(ids)
+        owner = owner[held]
+        out = {"n": np.bincount(owner, minlength=len(ids)).astype(np.float64)}
+        outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
+        y = self.federation.y[torch.from_numpy(index[held])]
+        for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
+            values = function(outputs, y).double().numpy() if len(owner) else owner
+            out[name] = np.bincount(owner, values, len(ids))
+        return out
+
     @abstractmethod
     def _run_chunk(self, work: Work) -> Result: ...
 
@@ -202,6 +224,20 @@ class Engine(ABC):
         weight = torch.from_numpy((slot < sizes[:, None]).astype(np.float32)).to(self.device)
         return Batch(x, y, weight, torch.zeros(len(ids), dtype=torch.int64, device=self.device))
 
+    def _validation(self, ids: Ints) -> Batch:
+        """The validation samples of these clients that algorithms may choose on, as `_padded` gives them."""
+        batch, share = self._padded(ids, "val"), self.local.held_back
+        if share is None:
+            return batch
+        weight = batch.weight.clone()
+        weight[weight > 0] = torch.from_numpy(~self._held_back(ids)).to(weight)
+        return Batch(batch.x, batch.y, weight, batch.key)
+
+    def _held_back(self, ids: Ints) -> NDArray[np.bool_]:
+        share = self.local.held_back
+        assert share is not None
+        return held_back(self.federation.keys[ids], self.federation.sizes("val")[ids], share, self.seed)
+
     def _bytes_per_client(self, samples: int, vectors: int) -> int:
         """A generous guess of what one client takes while `samples` of its samples go through the model."""
         per_sample = 2 * self._features + 3 * self.task.activation_size(self.federation.x[:1])
@@ -242,7 +278,8 @@ class Engine(ABC):
         own = {name: v[::copies] for name, v in work.own.items()}
         up = {name: torch.unflatten(v, 0, (-1, copies)) for name, v in result.up.items()}
         picked = self._map(work.program.pick, own, Sent({}, up), len(work.ids) // copies)
-        return Result(picked, {}, result.steps[::copies])
+        # All copies were trained, whichever is picked.
+        return Result(picked, {}, result.steps[::copies], torch.unflatten(result.gradients, 0, (-1, copies)).sum(1))
 
 
 def _expand_copies(work: Work) -> Work:
@@ -265,6 +302,7 @@ def concatenate(results: list[Result]) -> Result:
         {name: torch.cat([r.own[name] for r in results]) for name in results[0].own},
         {name: torch.cat([r.up[name] for r in results]) for name in results[0].up},
         torch.cat([r.steps for r in results]),
+        torch.cat([r.gradients for r in results]),
     )
 
 

@@ -26,20 +26,20 @@ class LoopEngine(Engine):
             own = {name: v[k] for name, v in work.own.items()}
             sent = {**work.sent.shared, **{name: v[k] for name, v in work.sent.each.items()}}
             results.append(self._client(work, k, own, sent, {n: v[k] for n, v in info.items()}, keys[k : k + 1]))
-        owns, ups, steps = zip(*results, strict=True)
-        return Result(_stack(owns), _stack(ups), torch.tensor(steps))
+        owns, ups, steps, gradients = zip(*results, strict=True)
+        return Result(_stack(owns), _stack(ups), torch.tensor(steps), torch.tensor(gradients))
 
     def _client(
         self, work: Work, k: int, own: State, sent: State, info: State, key: NDArray[np.uint64]
-    ) -> tuple[State, State, int]:
+    ) -> tuple[State, State, int, int]:
         one = Work(work.program, work.round, work.purpose, work.ids[k : k + 1], {}, work.sent)
         validation = None
         if work.program.uses_validation:
-            validation = ValidationData(self.task, self._samples(int(work.ids[k]), "val"))
+            validation = ValidationData(self.task, _first(self._validation(work.ids[k : k + 1])))
         ctx = self._context(work, info, validation)
         begun, wanted = work.program.begin(own, sent, ctx)
         carry = {name: value.clone() for name, value in begun.items()}
-        steps, draws = int(wanted), work.program.batches_per_step
+        steps, draws, gradients = int(wanted), work.program.batches_per_step, 0
         plan = self._plan(one, key, np.array([steps]))
         dropout = self._dropout_keys(key, steps * draws)
         for s in range(steps):
@@ -47,9 +47,11 @@ class LoopEngine(Engine):
             for d in range(s * draws, (s + 1) * draws):
                 x, y = self._gather(torch.from_numpy(plan.positions[0, d, : plan.counts[0, d]]))
                 batches.append(Batch(x, y, torch.ones(len(x), device=self.device), dropout[0, d]))
-            carry = work.program.step(carry, sent, StepBatches(self.task, batches, self._gradient), ctx)
+            grad = StepBatches(self.task, batches, self._gradient)
+            carry = work.program.step(carry, sent, grad, ctx)
+            gradients += grad.made
         kept = {name: carry[name] for name in begun}
-        return *work.program.finish(own, kept, sent, ctx), steps
+        return *work.program.finish(own, kept, sent, ctx), steps, gradients
 
     def _gradient(self, theta: Tensor, batch: Batch, objective: Objective | None, extra: State) -> Tensor:
         return self.task.gradient(theta, batch, objective, **extra)
@@ -84,8 +86,11 @@ class LoopEngine(Engine):
 
     def _samples(self, client: int, split: Split) -> Batch:
         """All samples of a client's split; one at weight 0 where there are none."""
-        padded = self._padded(np.array([client]), split)
-        return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
+        return _first(self._padded(np.array([client]), split))
+
+
+def _first(padded: Batch) -> Batch:
+    return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
 
 
 def _stack(rows: tuple[State, ...] | list[State]) -> State:

@@ -45,15 +45,15 @@ class StackedEngine(Engine):
 
     def _run_chunk(self, work: Work) -> Result:
         program, info, keys, shared = work.program, self._info(work), self._keys(work), work.sent.shared
-        validation = _fields(self._padded(work.ids, "val")) if program.uses_validation else {}
+        validation = _fields(self._validation(work.ids)) if program.uses_validation else {}
 
         def begin(own: State, each: State, info: State, val: State) -> tuple[State, State]:
-            ctx = self._context(work, info, self._validation(val))
+            ctx = self._context(work, info, self._chosen_on(val))
             carry, steps = program.begin(own, {**shared, **each}, ctx)
             return carry, {"steps": steps}
 
         def finish(own: State, carry: State, each: State, info: State, val: State) -> tuple[State, State]:
-            ctx = self._context(work, info, self._validation(val))
+            ctx = self._context(work, info, self._chosen_on(val))
             return program.finish(own, carry, {**shared, **each}, ctx)
 
         count, each = len(work.ids), work.sent.each
@@ -71,19 +71,23 @@ class StackedEngine(Engine):
             stepped_info = {name: value.index_select(0, rows) for name, value in info.items()}
 
         ordered = Work(program, work.round, work.purpose, work.ids[order], {}, Sent(shared, stepped_each))
-        carry = self._steps(ordered, keys[order], steps[order], carry, stepped_info)
+        carry, gradients = self._steps(ordered, keys[order], steps[order], carry, stepped_info)
+        gradients[order] = gradients.copy()
         if not in_order:
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
             carry = {name: value.index_select(0, back) for name, value in carry.items()}
         own, up = over_clients(finish, count, work.own, carry, each, info, validation)
-        return Result(own, up, wanted["steps"])
+        return Result(own, up, wanted["steps"], torch.from_numpy(gradients).to(self.device))
 
-    def _steps(self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, info: State) -> State:
-        """All steps of clients that are sorted by their number of steps, longest first."""
+    def _steps(
+        self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, info: State
+    ) -> tuple[State, Ints]:
+        """All steps of clients that are sorted by their number of steps, longest first; and how many gradients."""
         draws, names, each = work.program.batches_per_step, list(carry), work.sent.each
         plan = self._plan(work, keys, steps)
         drawn = _Drawn(self, plan, self._dropout_keys(keys, plan.counts.shape[1]))
         done: State = {}
+        gradients = np.zeros_like(steps)
         live, step = len(steps), 0
         while step < int(steps.max(initial=0)):
             left = int(np.searchsorted(-steps, -step, side="left"))  # clients with more than `step` steps
@@ -94,26 +98,30 @@ class StackedEngine(Engine):
                 carry, info, each = ({n: v[:left] for n, v in state.items()} for state in (carry, info, each))
                 live = left
             until = int(steps[live - 1])  # nobody drops off before
+            made: list[int] = []
 
             def segment(
-                row: State, carry: State, each: State, info: State, *, begin: int, end: int, live: int
+                row: State, carry: State, each: State, info: State, *, begin: int, end: int, live: int, made: list[int]
             ) -> tuple[State]:
                 ctx, sent = self._context(work, info, None), {**work.sent.shared, **each}
                 for s in range(begin, end):
                     batches = [drawn.batch(d, live) for d in range(s * draws, (s + 1) * draws)]
-                    carry = work.program.step(carry, sent, StackedBatches(self.task, batches, row["number"]), ctx)
+                    grad = StackedBatches(self.task, batches, row["number"])
+                    carry = work.program.step(carry, sent, grad, ctx)
+                    made.append(grad.made)
                 return (carry,)
 
-            bound = partial(segment, begin=step, end=until, live=live)
+            bound = partial(segment, begin=step, end=until, live=live, made=made)
             (carry,) = over_clients(bound, live, {"number": torch.arange(live, device=self.device)}, carry, each, info)
+            gradients[:live] += sum(made)
             step = until
         if not done:
-            return {name: carry[name] for name in names}
+            return {name: carry[name] for name in names}, gradients
         for name in names:
             done[name][:live] = carry[name]
-        return done
+        return done, gradients
 
-    def _validation(self, fields: State) -> ValidationData | None:
+    def _chosen_on(self, fields: State) -> ValidationData | None:
         return ValidationData(self.task, Batch(**fields)) if fields else None
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
@@ -213,17 +221,20 @@ class StackedBatches:
     """The `grad` of a step under vmap. It steps out of vmap: all clients' gradients are computed as one batch.
 
     `row` is a number for each client that vmap has batched; it tells vmap that the result differs between clients
-    even where `theta` is the same for all.
+    even where `theta` is the same for all. `made` counts the gradients of each client.
     """
 
     def __init__(self, task: Task, batches: Sequence[Batch], row: Tensor) -> None:
         self._task, self._batches, self._row = task, batches, row
+        self.made = 0
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        self.made += 1
         function = partial(self._task.gradient_stacked, batch=self._batches[batch], objective=objective)
         return outside_vmap(function, self._row, theta, **extra)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        self.made += 1
         function = partial(self._task.descend_stacked, batch=self._batches[0], lr=lr)
         if proximal is None:
             outside_vmap(function, self._row, theta)

@@ -44,7 +44,8 @@ class ThreadedEngine(StackedEngine):
         back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable")).to(self.device)
         whole = concatenate(results)
         own, up = ({name: v.index_select(0, back) for name, v in state.items()} for state in (whole.own, whole.up))
-        return Result(own, up, whole.steps.index_select(0, back))
+        steps, gradients = (counts.index_select(0, back) for counts in (whole.steps, whole.gradients))
+        return Result(own, up, steps, gradients)
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         def part(engine: StackedEngine, rows: Ints) -> dict[str, NDArray[np.float64]]:

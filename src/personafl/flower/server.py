@@ -19,13 +19,14 @@ from personafl.arrays import SPLITS
 from personafl.clients import Answers, Clients
 from personafl.engines.batches import Ints
 from personafl.errors import DataError
-from personafl.evaluation import Columns, Moment, Roster
+from personafl.evaluation import Columns, Moment, Roster, held_back_columns
 from personafl.files import make_folder, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, plain, unpack, values
 from personafl.flower.nodes import Nodes, missing, pull
 from personafl.flower.screening import check_measures, rows_of, too_far, too_long
+from personafl.flower.work import gradients_per_step
 from personafl.folder import RunFolder
 from personafl.privacy import Privacy
 from personafl.splits import natural_order
@@ -110,6 +111,7 @@ class FlowerClients(Clients):
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
         at = self._find(ids, min(self.settings.min_answers, len(ids)))
         layout = self._upload(sent)
+        each = gradients_per_step(self.algorithm, self.local, self.algorithm.new_client(self._theta0), _row(sent))
         extra = {"upload": json.dumps(layout)}
         orders = {
             int(i): self._order("train", at[self.roster.ids[i]], round, int(i), sent, k, extra)
@@ -153,6 +155,7 @@ class FlowerClients(Clients):
             uploads,
             active,
             np.array([steps[i] for i in active], np.int64),
+            each * np.array([steps[i] for i in active], np.int64),
             np.setdiff1d(active, good),
             uploads.bytes(),
             dict(sorted(dropped.items())),
@@ -194,6 +197,7 @@ class FlowerClients(Clients):
                 if name in found.get(int(i), {}):
                     column[k] = found[int(i)][name].numpy()[0]
             columns[name] = column
+        columns["gradients"] = np.clip(columns["gradients"], 0, MOST_STEPS)  # a site says what it likes
         return columns
 
     def rows(self, ids: Ints) -> State:
@@ -374,9 +378,15 @@ class FlowerClients(Clients):
         sums = ("loss", *self.task.metrics)
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
+        out["gradients"] = ("int64", (1,))
         if self.privacy is not None:
             out["epsilon"] = ("float64", (1,))
-        return out | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
+        held = held_back_columns(self.task) if self.local.held_back is not None else []
+        return (
+            out
+            | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
+            | dict.fromkeys(held, ("float64", (1,)))
+        )
 
 
 def _row(sent: Sent) -> State:

@@ -151,7 +151,8 @@ def _state(run: Run) -> dict[str, Any]:
 
 
 def _notes(found: Reported) -> list[str]:
-    notes = []
+    work = found.comparison.get("equal_work")
+    notes = [str(work["sentence"])] if isinstance(work, Mapping) and "sentence" in work else []
     for method, seed, run in found.runs:
         if not run.complete:
             state = _state(run)
