@@ -1,16 +1,68 @@
-"""Tests run on tiny models, where a second thread costs more than it brings; they download nothing."""
+"""Tests run on tiny models, where a second thread costs more than it brings; they download nothing.
 
+They do not depend on how pytest is started: what they start hears Ctrl-C even where pytest does not (`nohup`, the
+background of a script), a test that hangs is stopped, and nothing that a test started outlives its file.
+"""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+from uuid import uuid4
 
 import pytest
 import torch
 
+from tests import left_behind
+from tests.left_behind import MARK, Family
+
 torch.set_num_threads(1)
+
+SLOW = 3600
+"""Seconds that a slow test may take; the limit of all others is in pyproject.toml."""
+LATER = 60
+"""Seconds after its limit that a test which cannot be interrupted ends with all of pytest's process."""
+PATIENCE = 60
+"""Seconds that processes which were told to end may take."""
+_stderr = pytest.StashKey[int]()
 
 
 def pytest_make_parametrize_id(val, argname):
     """Bytes are not a name: what gzip wrote holds the time, and two processes must find the same tests."""
     return argname if isinstance(val, bytes) else None
+
+
+# --- time limits
+
+
+def pytest_configure(config):
+    config.stash[_stderr] = os.dup(2)  # later it is captured
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """pytest-timeout interrupts Python, so that a test's own `finally` runs; code in C may not let itself be."""
+    faulthandler.dump_traceback_later(_limit(item) + LATER, exit=True, file=item.config.stash[_stderr])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _limit(item):
+    marker, asked = item.get_closest_marker("timeout"), item.config.getoption("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout") if asked is None else asked)
+
+
+# --- what is around every test
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,3 +72,37 @@ def own_cache():
         patch.setenv("PERSONAFL_CACHE", folder)
         patch.setenv("PERSONAFL_OFFLINE", "1")
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c():
+    """Ctrl-C is heard here, and so by what is started from here: `SIG_IGN` would be inherited, a handler is not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def family(tmp_path_factory):
+    """Everything that is started from here, which a guard ends if pytest is killed."""
+    made = Family(uuid4().hex, os.getpid(), str(tmp_path_factory.getbasetemp()))
+    if sys.platform != "linux":
+        yield made
+        return
+    command = [sys.executable, "-I", "-S", left_behind.__file__, made.mark, str(made.pytest), made.folder]
+    with pytest.MonkeyPatch.context() as patch:
+        guard = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+        patch.setenv(MARK, made.mark)
+        yield made
+        made.end()
+        guard.kill()
+        guard.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind(family):
+    """A test that leaves a process running fails, by name, at the end of its file."""
+    yield
+    if sys.platform == "linux" and (found := family.ended(PATIENCE)):
+        family.end()
+        pytest.fail("\n".join(map(str, found)), pytrace=False)

@@ -260,7 +260,7 @@ def _clients(
         return clients, Choice("ray", clients.threads, f"asked for; actors run the {clients.engine} engine")
     engine, choice = make_engine(
         settings.name, task, federation, local, seed, settings.memory, settings.threads, settings.device,
-        cohort=schedule.cohort_size(len(federation)),
+        cohort=schedule.cohort_size(len(federation)), rounds=schedule.rounds,
     )  # fmt: skip
     return LocalClients(engine, settings.state_memory, folder.path, privacy), choice
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
 
-from personafl.algorithms.base import Local, Sent
+from personafl.algorithms.base import Context, Gradient, Local, Sent, State
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines.base import Engine, Work, cores, torch_threads
 from personafl.engines.loop import LoopEngine
 from personafl.engines.stacked import StackedEngine
 from personafl.engines.threaded import ThreadedEngine
+from personafl.engines.trials import Candidate, Check, Trials, Unfit
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.task import Task
+
+VMAP_NEEDS, VMAP_SECONDS = "torch.fx.experimental.symbolic_shapes", 2.0
+"""What torch imports when vmap takes a gradient for the first time, and the processor seconds that this may take."""
 
 ENGINES: dict[str, type[Engine]] = {"stacked": StackedEngine, "threaded": ThreadedEngine, "loop": LoopEngine}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine's name and thread count, and why: milliseconds of each candidate, or a reason in words."""
+    """An engine's name and thread count, and why: what was seen of each candidate, or a reason in words."""
 
     engine: str
     threads: int
@@ -40,8 +45,14 @@ def make_engine(
     threads: int | None = None,
     device: str = "cpu",
     cohort: int = 16,
+    rounds: int = 0,
 ) -> tuple[Engine, Choice]:
-    """Build the engine that is asked for; `auto` times the others and takes the fastest.
+    """Build the engine that is asked for; `auto` tries the others and takes the fastest (`trials.py`).
+
+    Parameters
+    ----------
+    cohort, rounds
+        The run that it is for: trials may cost a small share of it. Left out, they are short.
 
     Raises
     ------
@@ -49,52 +60,75 @@ def make_engine(
         `stacked` is asked for by name and the model cannot be stacked.
     """
     x, y = federation.x[:2].to(device), federation.y[:2].to(device)
-    task.check(x, y)
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
-    why_not = task.unstackable(x, y) if name != "loop" else None
-    if why_not is not None and name in ("stacked", "threaded"):
+    with torch_threads(1):  # on a busy machine, threads that wait for each other take seconds
+        task.check(x, y)
+        why_not = task.unstackable(x, y) if name in ("stacked", "threaded") else None
+    if why_not is not None:
         raise ModelError(
             f"{type(task.template).__name__} cannot run on the {name} engine ({why_not}): use engine = 'loop'"
         )
-    if name != "auto":
-        choice = Choice(name, ENGINES[name].default_threads if threads is None else threads, "asked for")
-    elif why_not is not None:
-        choice = Choice("loop", 1 if threads is None else threads, f"the model does not stack: {why_not}")
+    if name == "auto":
+        tried = trials(task, federation, local, seed, memory, threads, device, cohort, rounds)
+        best = tried.fastest()
+        choice = Choice(best.name, best.threads, tried.reason())
     else:
-        choice = _measure(task, federation, local, seed, memory, threads, device, cohort)
+        choice = Choice(name, ENGINES[name].default_threads if threads is None else threads, "asked for")
     engine = ENGINES[choice.engine](task, federation, local, seed, memory, choice.threads, device)
     return engine, choice
 
 
-def _measure(
-    task: Task, federation: Federation, local: Local, seed: int, memory: int, threads: int | None, device: str,
-    cohort: int,
-) -> Choice:  # fmt: skip
-    """Time a few steps of SGD for a few clients on every candidate."""
-    counts = sorted({1, cores()}) if threads is None else [threads]
+def trials(
+    task: Task, federation: Federation, local: Local, seed: int, memory: int = 1024, threads: int | None = None,
+    device: str = "cpu", cohort: int = 16, rounds: int = 0,
+) -> Trials:  # fmt: skip
+    """Every engine and number of threads that this machine offers, ready to be tried on steps of SGD."""
+    sizes = federation.sizes("train")
     # Clients of middling size stand for all; a few are enough to see what stacking brings.
-    by_size = np.argsort(federation.sizes("train"), kind="stable")
+    by_size = np.argsort(sizes, kind="stable")
     clients = min(len(by_size), max(1, cohort), 32)
-    middle = len(by_size) // 2
-    ids = np.sort(by_size[max(0, middle - clients // 2) :][:clients]).astype(np.int64)
-    work = Work(FineTune(3), 1, "probe", ids, {}, Sent({"theta": task.theta0.to(device)}))
-    times: dict[tuple[str, int], float] = {}
-    for name, engine_type in ENGINES.items():
-        for count in counts:
-            if name == "threaded" and (count == 1 or device != "cpu"):
-                continue
-            engine = engine_type(task, federation, local, seed, memory, count, device)
+    chosen = by_size[max(0, len(by_size) // 2 - clients // 2) :][:clients].astype(np.int64)
+    sent = Sent({"theta": task.theta0.to(device)})
+
+    @cache
+    def why_not() -> str | None:
+        with torch_threads(1):
+            return task.unstackable(federation.x[:2].to(device), federation.y[:2].to(device))
+
+    def stack() -> None:
+        if why_not() is not None:
+            raise Unfit(f"the model does not stack: {why_not()}")
+
+    def preparation() -> float:
+        return 0.0 if task.stacks_natively or VMAP_NEEDS in sys.modules else VMAP_SECONDS
+
+    def candidate(name: str, count: int) -> Candidate:
+        engine = ENGINES[name](task, federation, local, seed, memory, count, device)
+
+        def run(clients: int, steps: int, check: Check) -> None:
+            ids = np.sort(chosen[(len(chosen) - clients) // 2 :][:clients])
             with torch_threads(count):
-                times[name, count] = min(_seconds(engine, work) for _ in range(3))
-    name, count = min(times, key=lambda key: times[key])
-    measured = ", ".join(f"{n} with {c} threads {1e3 * t:.1f} ms" for (n, c), t in times.items())
-    return Choice(name, count, f"{len(ids)} clients, 3 steps: {measured}")
+                engine.run(Work(_Trial(steps, check=check), 1, "probe", ids, {}, sent))
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize()
+
+        return Candidate(name, count, run) if name == "loop" else Candidate(name, count, run, stack, preparation)
+
+    names = [("loop", 1), ("stacked", 1), ("threaded", cores()), ("stacked", cores()), ("loop", cores())]
+    if threads is not None:
+        names = [("loop", threads), ("stacked", threads), ("threaded", threads)]
+    possible = [(n, k) for n, k in dict.fromkeys(names) if n != "threaded" or (k > 1 and device == "cpu")]
+    run_steps = rounds * cohort * float(local.default_steps(sizes).mean())
+    return Trials([candidate(*one) for one in possible], clients, run_steps)
 
 
-def _seconds(engine: Engine, work: Work) -> float:
-    begun = time.perf_counter()
-    engine.run(work)
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+@dataclass(frozen=True)
+class _Trial(FineTune):
+    """Steps of SGD that ask before each whether to go on."""
+
+    check: Check = field(kw_only=True)
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        self.check()
+        return super().step(carry, sent, grad, ctx)
