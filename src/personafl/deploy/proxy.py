@@ -1,8 +1,8 @@
 """What nginx lets through to the SuperLink: which paths, whose requests, how large.
 
 Flower reads a request into memory before it looks who sent it. So nginx refuses what does not name a key of `keys/`,
-and bodies that are larger than the run of federation.toml can need. `python -m personafl.deploy.proxy OPERATOR` writes
-both anew (`keys.conf`, `paths.conf`) and says whether something has changed.
+and bodies that are larger than the run of federation.toml can need. It reads that from `keys.conf` and `paths.conf` in
+the operator's folder, which refresh-proxy.sh has written anew.
 """
 
 from __future__ import annotations
@@ -88,7 +88,3 @@ def main() -> None:
         print("changed" if write_proxy(here, here.parent / "federation.toml") else "unchanged")
     except PersonaflError as error:
         sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -114,8 +114,9 @@ def read_site(path: Path) -> SiteSettings:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     here = path.resolve().parent
-    paths = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
-    return replace(settings, **{name: str(here / value) for name, value in paths.items() if value is not None})
+    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
+    paths: dict[str, Any] = {name: str(here / value) for name, value in named.items() if value is not None}
+    return replace(settings, **paths)
 
 
 def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None) -> Federation:
