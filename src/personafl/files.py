@@ -49,7 +49,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             with open(partial, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(partial, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def _error_number(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make a rename in this folder survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
