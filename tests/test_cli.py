@@ -127,9 +127,8 @@ def contents(folder):
 
 def results(folder):
     """What a run found out, without what tells when it ran."""
-    return {
-        k: v for k, v in contents(folder).items() if not k.endswith(("run.toml", "timings.jsonl", ".lock", ".timings"))
-    }
+    of_the_moment = ("run.toml", "timings.jsonl", ".lock", ".timings")
+    return {k: v for k, v in contents(folder).items() if not k.endswith(of_the_moment)}
 
 
 # --- mistakes

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from personafl.algorithms.base import State
 from personafl.client_log import ClientLog, Ids, file_name
-from personafl.files import disk_errors, checksum, make_folder, write_tensors, write_text
+from personafl.files import checksum, disk_errors, make_folder, write_tensors, write_text
 
 log = logging.getLogger("personafl")
 

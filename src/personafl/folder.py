@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,15 +29,8 @@ import tomli_w
 
 from personafl.algorithms.base import State
 from personafl.errors import RunError
-from personafl.files import (
-    checksum,
-    disk_errors,
-    make_folder,
-    write_atomically,
-    write_rows,
-    write_tensors,
-    write_text,
-)
+from personafl.evaluation_files import EvaluationFiles
+from personafl.files import checksum, disk_errors, make_folder, write_atomically, write_rows, write_tensors, write_text
 from personafl.json_lines import JsonLines
 
 try:
@@ -59,11 +51,10 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self.rounds_file = path / "rounds.jsonl"
         self.timings_file = path / "timings.jsonl"
-        self.clients_file = path / "clients.parquet"
+        self.evaluations = EvaluationFiles(path)
+        self.clients_file = self.evaluations.merged
         self.models = path / "models"
-        self._parts = path / "clients.parts"
         self._lines = {file.name: JsonLines(file) for file in (self.rounds_file, self.timings_file)}
-        self._index = JsonLines(self._parts / "index.jsonl")  # a line for each evaluation: its files' checksums
         self._intact: set[tuple[str, int, int]] = set()
 
     # --- the manifest --------------------------------------------------------------------------------------
@@ -75,7 +66,7 @@ class RunFolder:
     @property
     def unmerged(self) -> bool:
         """Whether evaluations wait to be merged, as they do until a run ends."""
-        return self._parts.exists()
+        return self.evaluations.parts.exists()
 
     def manifest(self) -> dict[str, Any]:
         """The contents of run.toml."""
@@ -146,15 +137,12 @@ class RunFolder:
         self._lines[name].append(record)
 
     def write_clients(self, round: int, table: pa.Table) -> None:
-        """Write the rows of an evaluation; what `write_evaluation` has to say of it comes first."""
-        make_folder(self._parts)
-        write_atomically(self._parts / f"round-{round:06d}.parquet", lambda to: pq.write_table(table, to))
-        self._index.append(self._evaluation(round))
+        """Write the rows of an evaluation; `write_evaluation` comes first."""
+        self.evaluations.write(round, table)
 
     def write_evaluation(self, round: int, tensors: State) -> None:
-        folder = self.path / "evaluations"
-        make_folder(folder)
-        write_tensors(folder / f"round-{round:06d}.safetensors", tensors)
+        """Write what the algorithm reports about the federation at an evaluation."""
+        self.evaluations.write_server(round, tensors)
 
     def write_predictions(self, table: pa.Table) -> None:
         write_atomically(self.path / "predictions.parquet", lambda to: pq.write_table(table, to))
@@ -188,44 +176,28 @@ class RunFolder:
     # --- the end of a run ------------------------------------------------------------------------------------
 
     def merge_clients(self) -> None:
-        """Make clients.parquet of the evaluations' parts, one row group each, and note the checksums of all files."""
-        parts = sorted(self._parts.glob("round-*.parquet"))
-
-        def write(to: Path) -> None:
-            with pq.ParquetWriter(to, pq.read_schema(parts[0])) as writer:
-                for part in parts:
-                    file = pq.ParquetFile(part)
-                    for group in range(file.num_row_groups):
-                        writer.write_table(file.read_row_group(group))
-
-        if parts:
-            write_atomically(self.clients_file, write)
-        self.write_manifest({**self.manifest(), "files": self._checksums()})
-        if parts:
-            # Renamed first: a crash in the middle of deleting must not leave half of the parts looking like all.
-            rest = self._parts.with_suffix(".partial")
-            shutil.rmtree(rest, ignore_errors=True)
-            self._parts.rename(rest)
-            shutil.rmtree(rest, ignore_errors=True)
-            self._index = JsonLines(self._index.path)
+        """Make clients.parquet of the evaluations, and note the checksums of all files in run.toml."""
+        self.evaluations.merge()
+        if self.exists:
+            self.write_manifest({**self.manifest(), "files": self._checksums()})
+        self.evaluations.remove_parts()
 
     def _checksums(self) -> dict[str, str]:
         """The SHA-256 of what a finished run leaves; times differ from run to run and are left out."""
-        named = [self.rounds_file, self.clients_file, self.path / "predictions.parquet", *sorted(self.models.glob("*"))]
-        found = {path.relative_to(self.path).as_posix(): checksum(path) for path in named if _is_kept(path)}
-        evaluations = self.path / "evaluations"
-        return found | ({"evaluations": _folder_checksum(evaluations)} if evaluations.is_dir() else {})
+        named = [self.rounds_file, self.clients_file, self.path / "predictions.parquet", self.evaluations.server]
+        named += [path for path in sorted(self.models.glob("*")) if _is_kept(path)]
+        return {path.relative_to(self.path).as_posix(): _checksum(path) for path in named if path.exists()}
 
     def check_intact(self, name: str) -> None:
         """Refuse a file of a finished run that is not what run.toml says; earlier versions say nothing."""
-        path = self.path / name
-        known = self.manifest().get("files", {}).get(name)
-        if known is None or self.unmerged:
+        known = self.manifest().get("files", {}).get(name) if self.exists and not self.unmerged else None
+        if known is None:
             return
+        path = self.path / name
         with disk_errors(path, "reading"):
             about = path.stat()
             seen = (name, about.st_mtime_ns, about.st_size)
-            if seen not in self._intact and checksum(path) != known:
+            if seen not in self._intact and _checksum(path) != known:
                 again = ", or continue the run with --resume: models are made again"
                 raise RunError(
                     f"{path} is damaged: it does not match its checksum in run.toml; put back a copy of it"
@@ -237,9 +209,10 @@ class RunFolder:
 
     def extents(self) -> dict[str, Any]:
         """What a checkpoint has to know of the other files, when they are safe on the disk."""
-        return {"rounds.jsonl": self._lines["rounds.jsonl"].extent(), "evaluations": len(self._index)}
+        return {"rounds.jsonl": self._lines["rounds.jsonl"].extent(), "evaluations": self.evaluations.noted()}
 
     def timings_extent(self) -> dict[str, Any]:
+        """The same of timings.jsonl, apart, because times differ from run to run."""
         return self._lines["timings.jsonl"].extent()
 
     def check(self, round: int, files: dict[str, Any], timings: dict[str, Any]) -> None:
@@ -247,75 +220,22 @@ class RunFolder:
         self._lines["rounds.jsonl"].check(files["rounds.jsonl"])
         self._lines["timings.jsonl"].check(timings)
         try:
-            found = self._evaluations(round) if self._parts.exists() else self._merged(round)
-        except (pa.ArrowException, RunError) as error:
+            for name in (self.clients_file.name, self.evaluations.server.name):
+                self.check_intact(name)
+        except RunError as error:
             raise ValueError(str(error)) from error
-        if found != files["evaluations"]:
-            where = self.clients_file if self.clients_file.exists() and not self._parts.exists() else self._parts
-            raise ValueError(f"{where} has {found} evaluations up to round {round}, {files['evaluations']} were made")
-
-    def _evaluations(self, round: int) -> int:
-        """How many evaluations there are up to a round, all of whose files are what they should be."""
-        lines = [line for line in self._index.records() if line["round"] <= round]
-        for line in lines:
-            for name, known in line["files"].items():
-                if not _is_kept(self.path / name) or checksum(self.path / name) != known:
-                    raise ValueError(f"{self.path / name} is damaged or missing")
-        return len(lines)
-
-    def _merged(self, round: int) -> int:
-        """The same for a run that had ended."""
-        if not self.clients_file.exists():
-            return 0
-        self.check_intact(self.clients_file.name)
-        known, folder = self.manifest().get("files", {}).get("evaluations"), self.path / "evaluations"
-        if known is not None and _folder_checksum(folder) != known:
-            raise ValueError(f"{folder} does not match its checksum in run.toml")
-        file = pq.ParquetFile(self.clients_file)
-        groups = (file.read_row_group(group, ["round"]) for group in range(file.num_row_groups))
-        return sum(table.column("round")[0].as_py() <= round for table in groups)
+        self.evaluations.check(round, files["evaluations"])
 
     def rewind(self, round: int, files: dict[str, Any] | None = None, timings: dict[str, Any] | None = None) -> None:
         """Forget what was written after a round (a run continues from there), and after what a checkpoint knows."""
+        known = {"rounds.jsonl": (files or {}).get("rounds.jsonl"), "timings.jsonl": timings}
         with disk_errors(self.path, "rewinding"):
-            if self.clients_file.exists() and not self._parts.exists():
-                self._split_clients()
-            for folder in (self._parts, self.path / "evaluations"):
-                for path in folder.glob("round-*"):
-                    if int(path.name[6:12]) > round or path.suffix == ".partial":
-                        path.unlink()
-            if self._parts.exists():
-                parts = sorted(self._parts.glob("round-*.parquet"))
-                self._index.keep([self._evaluation(int(part.name[6:12])) for part in parts])
-            known = {"rounds.jsonl": (files or {}).get("rounds.jsonl"), "timings.jsonl": timings}
+            self.evaluations.rewind(round)
             for name, lines in self._lines.items():
                 if (extent := known[name]) is not None:
                     lines.cut(extent["bytes"])
                 elif lines.path.exists():  # no checkpoint, or one of an earlier version
                     lines.keep([record for record in lines.records() if record["round"] <= round])
-
-    def _evaluation(self, round: int) -> dict[str, Any]:
-        """An evaluation's line of the index."""
-        paths = (
-            self._parts / f"round-{round:06d}.parquet",
-            self.path / "evaluations" / f"round-{round:06d}.safetensors",
-        )
-        return {
-            "round": round,
-            "files": {path.relative_to(self.path).as_posix(): checksum(path) for path in paths if path.exists()},
-        }
-
-    def _split_clients(self) -> None:
-        """Undo `merge_clients`: each row group is an evaluation."""
-        file = pq.ParquetFile(self.clients_file)
-        partial = self._parts.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(0o700)
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
-            round = table.column("round")[0].as_py()
-            pq.write_table(table, partial / f"round-{round:06d}.parquet")
-        partial.rename(self._parts)
 
     # --- reading -------------------------------------------------------------------------------------------
 
@@ -330,13 +250,11 @@ class RunFolder:
 
     def clients(self) -> pa.Table:
         """All rows of all evaluations so far."""
-        parts = sorted(self._parts.glob("round-*.parquet"))
-        if parts:
-            return pa.concat_tables([pq.read_table(part) for part in parts])
-        if self.clients_file.exists():
-            self.check_intact(self.clients_file.name)
-            return pq.read_table(self.clients_file)
-        raise RunError(f"{self.path} has no evaluation yet")
+        self.check_intact(self.clients_file.name)
+        found = self.evaluations.read()
+        if found is None:
+            raise RunError(f"{self.path} has no evaluation yet")
+        return found
 
     def predictions(self) -> pa.Table | None:
         """What the finished models say about every test sample; None where that is not kept."""
@@ -351,9 +269,11 @@ def _is_kept(path: Path) -> bool:
     return path.is_file() and path.suffix != ".partial" and not path.name.startswith(".")
 
 
-def _folder_checksum(folder: Path) -> str:
-    """One SHA-256 for all files of a folder."""
-    listed = "".join(f"{checksum(path)} {path.name}\n" for path in sorted(folder.glob("*")) if _is_kept(path))
+def _checksum(path: Path) -> str:
+    """The SHA-256 of a file, or one for all files of a folder."""
+    if not path.is_dir():
+        return checksum(path)
+    listed = "".join(f"{checksum(file)} {file.name}\n" for file in sorted(path.glob("*")) if _is_kept(file))
     return hashlib.sha256(listed.encode()).hexdigest()
 
 

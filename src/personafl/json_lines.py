@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from personafl.files import disk_errors, private_opener, write_atomically
+from personafl.files import disk_errors, private_opener, sync_folder, write_atomically
 
 
 class JsonLines:
@@ -21,6 +21,7 @@ class JsonLines:
         self.path = path
         self._hash: Any = None  # of what the file holds; None: not looked at yet
         self._bytes = self._count = 0
+        self._named = False
 
     def __len__(self) -> int:
         """How many lines there are."""
@@ -44,6 +45,9 @@ class JsonLines:
             if self.path.exists():
                 with open(self.path, "rb+") as file:
                     os.fsync(file.fileno())
+                if not self._named:  # the file, and its name in the folder
+                    sync_folder(self.path.parent)
+                    self._named = True
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def check(self, known: dict[str, Any]) -> None:
