@@ -10,11 +10,13 @@ whole judgement decides (`study.judged`: the winner and both votes), with 2 to 6
 - alike: all methods are exchangeable, training alone and FedAvg among them.
 - references worse: training alone and FedAvg's global model are worse for everybody, the others exchangeable.
 - 3 points, 10 points: one method is better for everybody, by about so much; a winner is right if it is that one.
+- two alike: two models and one seed, where the corrections cost least.
 - trainings vary: as alike, but each training turns out better or worse for all its clients at once, by about a point
   (one standard deviation). A test over clients cannot see that with one seed: docs/significance.md says so.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -23,12 +25,14 @@ from personafl import metrics
 from personafl.study import Judgement, columns_of, judged
 from personafl.study_differences import Floats, Outcome, Outcomes, Row
 
-SCENARIOS = {
+SCENARIOS: dict[str, dict[str, Any]] = {
     "alike": {},
     "references worse": {"worse": 0.6},
     "3 points": {"better": 0.15},
     "10 points": {"better": 0.55},
-    "trainings vary": {"training": 0.07},
+    "two alike": {"methods": 0, "seeds": 1},
+    "trainings vary, 1 seed": {"training": 0.07, "seeds": 1},
+    "trainings vary, 3 seeds": {"training": 0.07, "seeds": 3},
 }
 
 

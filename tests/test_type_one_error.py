@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from personafl.study import judged
 from personafl.study_words import sentences
@@ -30,11 +31,11 @@ def test_winners_out_of_noise_are_rare(clients, count, settings):
     assert wrong <= 0.05 * count
 
 
-def test_two_methods_are_told_apart_by_chance_in_at_most_a_twentieth():
-    """The least conservative case: nothing is gained by the corrections."""
+def test_two_models_are_told_apart_by_chance_in_a_twentieth():
+    """The least conservative case: the level is met, not undercut."""
     found = answers(40, 100, methods=0, seeds=1)
-    assert sum(bool(j.winner) for j in found) <= 0.05 * len(found)
-    assert any(j.differences[0].p < 0.1 for j in found)
+    named = sum(bool(j.winner) for j in found)
+    assert stats.binomtest(named, len(found), 0.05).pvalue > 0.01
 
 
 def test_a_real_difference_is_found_and_a_sentence_says_so():

@@ -51,7 +51,7 @@ def test_it_agrees_with_students_test_where_that_holds():
 def test_groups_of_many_clients_keep_the_level():
     draw = np.random.default_rng(2)
     sizes = draw.pareto(1.5, 4000)
-    found = [metrics.sign_flip(sizes * draw.choice((-1.0, 1.0), 4000)) for _ in range(100)]
+    found = [metrics.sign_flip(sizes * draw.choice((-1.0, 1.0), 4000)) for _ in range(40)]
     assert stats.kstest(found, "uniform").pvalue > 0.01
 
 

@@ -101,7 +101,7 @@ function drawUncertainty() {
         el(
           "p",
           { class: "caption" },
-          "Over rounds: the median over the clients of all seeds whose uncertainty is known, bands from 25 to 75 % and from 10 to 90 %. GAIN is the factor by which the others reduce a client’s uncertainty: at 1 it learns as well alone." +
+          "Over rounds: the median over the clients of all seeds whose uncertainty is known, bands from 25 to 75 % and from 10 to 90 %. GAIN is the factor by which the others reduce a client’s uncertainty, by Self-FL’s estimate: at 1 it learns as well alone. Whether that is borne out, personafl gain measures." +
             thinned(),
         ),
       ),
