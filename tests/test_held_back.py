@@ -178,9 +178,19 @@ def test_a_search_scores_who_chooses_on_validation_data_on_the_rest_of_it(tmp_pa
 
 
 def test_a_search_with_too_little_validation_data_says_so(tmp_path):
-    few = TABLES | {"splits": [0.6, 0.0, 0.4]}
+    tune = ["persfl.distill_epochs=[0, 1]"]
+    none = TABLES | {"splits": [0.6, 0.0, 0.4]}
     with pytest.raises(ConfigError, match="validation data and nobody has any"):
-        run_plan(plan(few, ["persfl"], seeds=1, tune=["persfl.distill_epochs=[0, 1]"]), tmp_path)
+        run_plan(plan(none, ["persfl"], seeds=1, tune=tune), tmp_path / "none")
+    few = TABLES | {"local": {"steps": 1, "held_back": 1e-9}}
+    with pytest.raises(ConfigError, match="has not chosen on itself, and there is too little to divide"):
+        run_plan(plan(few, ["persfl"], seeds=1, tune=tune), tmp_path / "few")
+
+
+def test_a_share_is_above_0_and_below_1():
+    for wrong in (0.0, 1.0, -0.5):
+        with pytest.raises(ConfigError, match=rf"local.held_back = {wrong}: must be above 0 and below 1"):
+            Local(held_back=wrong)
 
 
 def test_the_demo_names_who_is_ahead_on_what_was_held_back(tmp_path):

@@ -91,18 +91,14 @@ def equalize(
     budget = max((configured[m] for m in known), default=np.nan)
     changed: dict[str, dict[str, Any]] = {m: {} for m in planned.methods}
     for attempt in range(TRIES):
-        due: dict[str, dict[str, Any]] = {}
-        for m, run in known.items():
-            off = abs(gradients_per_client(run) / budget - 1)
-            more = scaled(jobs[m], run, budget)
-            if more and off > (NEAR if attempt else 0):
-                due[m] = {**changed[m], **more}
+        more = {m: scaled(jobs[m], run, budget) for m, run in known.items() if attempt == 0 or _far(run, budget)}
+        due = {m: {**changed[m], **own} for m, own in more.items() if own}
         jobs |= {m: planned.job(m, first, {**settings.get(m, {}), **own}) for m, own in due.items()}
-        for m, run in zip(due, runs([jobs[m] for m in due]), strict=True):
-            if run is None:  # as configured it worked: that will have to do
+        for m, made in zip(due, runs([jobs[m] for m in due]), strict=True):
+            if made is None:  # as configured it worked: that will have to do
                 del known[m]
             else:
-                known[m], changed[m] = run, due[m]
+                known[m], changed[m] = made, due[m]
     work = {m: Work(configured[m], changed[m], np.nan) for m in planned.methods}
     return EqualWork(budget, work), {m: {**settings.get(m, {}), **changed[m]} for m in planned.methods}
 
@@ -132,6 +128,10 @@ def scaled(job: Job, run: Run, budget: float) -> dict[str, Any]:
     return {} if wanted == job.config.schedule.rounds else {"rounds": wanted}
 
 
+def _far(run: Run, budget: float) -> bool:
+    return abs(gradients_per_client(run) / budget - 1) > NEAR
+
+
 def _rounds_for(run: Run, factor: float) -> int:
     """After how many rounds training has this multiple of the run's gradients.
 
@@ -143,7 +143,7 @@ def _rounds_for(run: Run, factor: float) -> int:
         return int(np.argmin(np.abs(so_far - wanted))) + 1
     recent = max(1, rounds // 4)
     each = (so_far[-1] - (so_far[-1 - recent] if recent < rounds else 0.0)) / recent
-    return rounds + round((wanted - so_far[-1]) / max(each, 1.0))
+    return rounds + round(float(wanted - so_far[-1]) / max(float(each), 1.0))
 
 
 def gradients_per_client(run: Run) -> float:

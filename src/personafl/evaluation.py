@@ -154,7 +154,7 @@ def measure(
     for part in all_models(algorithm, engine, store, moment, ids):
         block: Columns = {"": part.ids, **{name: value.cpu().numpy() for name, value in part.report.items()}}
         made = part.gradients
-        block["gradients"] = np.zeros(len(part.ids), np.int64) if made is None else made.cpu().numpy()
+        block["gradients"] = np.zeros(len(part.ids)) if made is None else made.cpu().numpy().astype(np.float64)
         for split, tag in (("test", "personal_"), ("val", "personal_val_")):
             sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
             block |= {f"{tag}{name}": values for name, values in sums.items()}
@@ -200,7 +200,7 @@ def client_table(
     silent = columns.pop("silent", np.zeros(count, np.bool_))
     spent = trained + np.nan_to_num(columns.pop("gradients")).astype(np.int64)
     sizes: dict[str, Ints] = {split: np.where(silent, 0, roster.sizes[split][ids]) for split in SPLITS}
-    tags = ("personal_", "global_", "personal_val_", "global_val_")
+    tags: tuple[str, ...] = ("personal_", "global_", "personal_val_", "global_val_")
     if "n_held" in columns:
         tags, sizes = (*tags, "personal_held_"), sizes | {"held": np.where(silent, 0, columns.pop("n_held"))}
     groups = [None] * count if roster.groups is None else [roster.groups[i] for i in names]

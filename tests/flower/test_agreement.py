@@ -34,3 +34,12 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
         assert same(site_state(site, 3), states[client])
         wanted = {name: value.detach() for name, value in reference.personal(client).named_parameters()}
         assert same(site_model(site), wanted)
+
+
+def test_what_is_held_back_at_sites_is_what_the_loop_engine_holds_back(tmp_path):
+    data, local = federation(), {"steps": 2, "batch_size": 4, "lr": 0.1, "held_back": 0.5}
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    ours = flower(tmp_path / "flower", grid, "persfl", local=local)
+    reference = loop(tmp_path / "loop", "persfl", data, local=local)
+    assert ours.clients().column("n_held").to_pylist() == [2, 2, 2]
+    assert same_clients(ours, reference)

@@ -148,8 +148,8 @@ class Engine(ABC):
         outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
         y = self.federation.y[torch.from_numpy(index[held])]
         for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
-            values = function(outputs, y).double().numpy() if len(owner) else owner
-            out[name] = np.bincount(owner, values, len(ids))
+            values = function(outputs, y).double().numpy() if len(owner) else np.zeros(0)
+            out[name] = np.bincount(owner, values, len(ids)).astype(np.float64)
         return out
 
     @abstractmethod

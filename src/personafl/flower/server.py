@@ -378,7 +378,7 @@ class FlowerClients(Clients):
         sums = ("loss", *self.task.metrics)
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
-        out["gradients"] = ("int64", (1,))
+        out["gradients"] = ("float64", (1,))
         if self.privacy is not None:
             out["epsilon"] = ("float64", (1,))
         held = held_back_columns(self.task) if self.local.held_back is not None else []
