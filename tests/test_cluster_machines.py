@@ -23,6 +23,7 @@ from personafl.runner import Runner
 from personafl.task import Task
 from tests.linux_processes import descendants, listening
 from tests.test_cluster import assert_close, assert_same_runs
+from tests.waiting import until
 
 PERSONAFL = (sys.executable, "-c", "from personafl.cli import main; main()")
 CONFIG = {
@@ -35,14 +36,6 @@ CONFIG = {
 
 
 LONG = CONFIG["local"] | {"steps": 2000}
-
-
-def wait_until(true, seconds: float, process: subprocess.Popen | None = None) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, f"not within {seconds} seconds"
-        assert process is None or process.poll() is None, f"ended: {process.communicate()}"
-        time.sleep(0.1)
 
 
 def write_config(path: Path, **more) -> Path:
@@ -60,13 +53,13 @@ def test_a_driver_that_is_killed_leaves_nothing_and_is_resumed(tmp_path):
     config = write_config(tmp_path / "ray.toml", engine={"name": "ray"}, ray={"actors": 2})
     command = [*PERSONAFL, "run", config, "--out", tmp_path / "ray"]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: rounds_of(tmp_path / "ray") >= 3, 180, driver)
+    until(lambda: rounds_of(tmp_path / "ray") >= 3, driver)
     processes = descendants(driver.pid)
     assert {address for _, address in listening(processes)} == {"127.0.0.1"}
     driver.kill()
     driver.wait()
     # Ray's agents take a minute to see that they are alone.
-    wait_until(lambda: not any(Path(f"/proc/{process}/exe").exists() for process in processes), 120)
+    until(lambda: not any(Path(f"/proc/{process}/exe").exists() for process in processes))
     resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     stacked = write_config(tmp_path / "stacked.toml", engine={"name": "stacked", "threads": 1})
@@ -105,7 +98,7 @@ class Machines:
             ]  # fmt: skip
             self.nodes.append(self.popen(n, start))
             if n == 0:
-                wait_until(lambda: self.answers("10.77.0.1", 6379), 60, self.nodes[0])
+                until(lambda: self.answers("10.77.0.1", 6379), self.nodes[0])
 
     def popen(self, n: int, command: list) -> subprocess.Popen:
         own = self.folder / str(n)
@@ -172,10 +165,10 @@ def test_a_machine_that_is_killed(machines, tmp_path):
     time.sleep(5)  # all have joined
     driver = machines.popen(0, list(map(str, command)))
     saved = tmp_path / "ray" / "checkpoint" / "round-000003.json"
-    wait_until(saved.exists, 180, driver)
+    until(saved.exists, driver)
     time.sleep(0.2)  # in the fourth round
     machines.kill(2)
-    said, _ = driver.communicate(timeout=300)
+    said, _ = driver.communicate()
     assert driver.returncode == 0, said
     records = RunFolder(tmp_path / "ray").rounds()
     absent = {record["round"]: list(record["dropped"]) for record in records if "dropped" in record}

@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import typer
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from personafl.cli import app, main
 from personafl.commands.console import print_json
 from tests.test_cli import Shell
+from tests.waiting import until
 
 PROGRAM = typer.main.get_command(app)
 # `deploy` and `site` have commands of their own, with the same manners.
@@ -152,12 +152,9 @@ def test_ctrl_c_of_a_comparison_says_how_to_go_on(tmp_path, monkeypatch):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
-        while not any(tmp_path.glob("runs/*/ditto-0-*/rounds.jsonl")):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+        until(lambda: any(tmp_path.glob("runs/*/ditto-0-*/rounds.jsonl")), process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     finally:
         process.kill()
         process.communicate()

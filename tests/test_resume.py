@@ -317,10 +317,10 @@ def test_a_longer_run_goes_on_from_a_shorter_one(worker, expected, tmp_path):
     assert extended == long
 
 
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
+def wait_for(condition, process):
+    """How long is the test's own limit. (Not tests/waiting.py, as this file is also run as a program.)"""
     while not condition():
-        assert process.poll() is None and time.monotonic() < end
+        assert process.poll() is None
         time.sleep(0.002)
 
 
@@ -344,7 +344,7 @@ def test_a_signal_saves_and_says_how_to_go_on(worker, tmp_path, number, code, ig
     )  # fmt: skip
     wait_for(lambda: rounds.exists() and rounds.read_text().count("\n") >= 2, process)
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate()
     assert process.returncode == code and "Traceback" not in told
     done = rounds.read_text().count("\n")
     assert done < 40 and (folder / "checkpoint" / f"round-{done:06d}.json").exists()

@@ -196,7 +196,7 @@ def test_ctrl_c_ends_the_rounds_with_checkpoints_and_the_same_command_goes_on(tm
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press).start()
+    threading.Thread(target=press, daemon=True).start()
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 130

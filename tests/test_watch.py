@@ -44,9 +44,8 @@ class Paced:
         self.process.stdin.flush()
 
     def wait_for(self, round):
-        deadline = time.monotonic() + 60
         while len(self.folder.timings()) < round:
-            assert time.monotonic() < deadline and self.process.poll() is None
+            assert self.process.poll() is None
             time.sleep(0.02)
 
     def end(self):
@@ -319,11 +318,11 @@ def test_a_real_run_watched_live(tmp_path):
         read_until(inner, "4 of 6")
         screen.send_signal(signal.SIGINT)
         read_until(inner, "the runs go on")
-        assert screen.wait(20) == 130
+        assert screen.wait() == 130
 
         run.go_on(3)
-        assert run.process.wait(60) == 0
-        out, err = lines.communicate(timeout=20)
+        assert run.process.wait() == 0
+        out, err = lines.communicate()
         assert lines.returncode == 0 and out.splitlines()[-1] == f"{run.folder.path}: finished" and err == ""
         os.close(inner)
     finally:
@@ -351,9 +350,7 @@ def test_a_run_that_is_killed_while_it_is_watched(tmp_path, monkeypatch):
 
 def read_until(handle, words):
     text = ""
-    deadline = time.monotonic() + 60
     while words not in text:
-        assert time.monotonic() < deadline, text
         text += os.read(handle, 4096).decode()
     return text
 

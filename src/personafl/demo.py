@@ -9,7 +9,8 @@ import numpy as np
 from personafl import metrics
 from personafl.compare import HELD_BACK, Comparison, Plan, plan
 from personafl.run import Run
-from personafl.study import LEVEL, accuracy_of
+from personafl.study import accuracy_of
+from personafl.study_differences import LEVEL
 
 METHODS = ("selffl", "fedamp", "persfl", "ditto", "fedavg", "separate")
 

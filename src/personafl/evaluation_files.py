@@ -7,6 +7,7 @@ reports about the federation is in evaluations/.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ class EvaluationFiles:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             round = table.column("round")[0].as_py()
-            write_atomically(partial / _rows(round), lambda to, table=table: pq.write_table(table, to))
+            write_atomically(partial / _rows(round), functools.partial(pq.write_table, table))
             lines.append(self._line(round, partial))
         JsonLines(partial / self._index.path.name).keep(lines)
         partial.rename(self.parts)

@@ -283,7 +283,7 @@ except DataError as error:
 def test_a_bomb_does_not_exhaust_a_process_with_little_memory(folder):
     with zipfile.ZipFile(folder / "gzip.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("gzip/emnist-letters-train-images-idx3-ubyte.gz", bomb(900_000))
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
     assert "has 900000 rows" in done.stdout and done.stderr == ""
 
 

@@ -22,13 +22,14 @@ from personafl.data.fetch import Remote, fetch
 from personafl.data.images import FMNIST, IDX_FILES, MNIST
 from personafl.data.sources.emnist import REMOTE as EMNIST
 from personafl.errors import DataError
+from tests.waiting import until
 
 CONTENT = bytes(range(256)) * 2000
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers by the path: /slow, /endless, /short, /gzip, /missing, anything else at once."""
+    """Answers by the path: /slow, /held, /endless, /short, /gzip, /missing, anything else at once."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers["User-Agent"]))
@@ -55,6 +56,10 @@ class Handler(BaseHTTPRequestHandler):
             while not self.server.stopping:
                 self.wfile.write(bytes(1 << 16))
                 self.server.sent += 1 << 16
+        elif path == "/held":
+            self.wfile.write(content[: len(content) // 2])
+            while not self.server.stopping:
+                time.sleep(0.02)
         elif path == "/short":
             self.wfile.write(content[: len(content) // 2])
         else:
@@ -227,19 +232,17 @@ def run(script, wanted):
 def test_two_processes_at_once_both_get_the_file(server, cache):
     processes = [run(FETCH, remote(server, "/slow")) for _ in range(2)]
     for process in processes:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
         assert process.returncode == 0 and out == CONTENT and err == b""  # no progress bar but on a terminal
     assert len(server.asked) == 2
     assert files(cache) == [cache / "file.bin"]
 
 
 def test_a_killed_download_is_not_taken_for_the_file(server, cache):
-    process = run(FETCH, remote(server, "/slow"))
-    deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in files(cache)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    process = run(FETCH, remote(server, "/held"))
+    until(lambda: any(path.stat().st_size for path in files(cache)), process)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate()
     (rest,) = files(cache)
     assert rest != cache / "file.bin" and 0 < rest.stat().st_size < len(CONTENT)
     wanted = [remote(server, "/a", file="file.bin")]

@@ -219,7 +219,7 @@ class Listener:
             self.received.append(error)
 
     def close(self):
-        self.thread.join(10)
+        self.thread.join()
         self.socket.close()
 
 

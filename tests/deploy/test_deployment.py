@@ -23,6 +23,7 @@ from personafl.deploy import Deployment, check_site, init_federation
 from personafl.deploy.processes import Process, listening
 from personafl.deploy.rehearsal import find_nginx
 from personafl.errors import ConfigError, DataError, RunError
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed: scripts/nginx.sh"),
@@ -44,8 +45,10 @@ clients = [{clients}]
 SITES = ("north", "south", "west", "stranger")
 
 
-def personafl(*arguments):
-    command = [sys.executable, "-c", "from personafl.cli import main; main()", *map(str, arguments)]
+def personafl(*arguments, ignored=()):
+    ignore = "".join(f"signal.signal(signal.{name}, signal.SIG_IGN); " for name in ignored)
+    program = f"import signal; {ignore}from personafl.cli import main; main()"
+    command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -346,27 +349,30 @@ def test_a_superlink_that_cannot_start_is_one_line_with_its_last_words(tmp_path)
     init_federation(folder)
     (folder / "operator" / "server.key").write_text("damaged")
     program = personafl("deploy", "up", folder)
-    out, err = program.communicate(timeout=120)
+    out, err = program.communicate()
     assert program.returncode == 2 and out == "" and "Traceback" not in err.splitlines()[-1][:200]
     assert err.splitlines()[-1].startswith("error: superlink ended with code") and "superlink.log" in err
     assert not left_in(tmp_path)
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [("SIGINT", ()), ("SIGTERM", ("SIGINT", "SIGHUP")), pytest.param("SIGHUP", (), marks=pytest.mark.slow)],
+)
+def test_ctrl_c_leaves_nothing_behind(tmp_path, name, ignored):
+    """Nor does being asked to end in the background, where Ctrl-C is not heard, nor a terminal that is closed."""
     folder = tmp_path / "federation"
     init_federation(folder)
-    program = personafl("deploy", "up", folder)
+    program = personafl("deploy", "up", folder, ignored=ignored)
     try:
         log = folder / "rehearsal-1" / "logs" / "proxy.log"
-        end = time.monotonic() + 120
-        while not log.exists():
-            assert time.monotonic() < end and program.poll() is None
-            time.sleep(0.1)
+        until(log.exists, program)
         assert left_in(tmp_path)
-        program.send_signal(signal.SIGINT)
-        out, err = program.communicate(timeout=60)
+        program.send_signal(signal.Signals[name])
+        out, err = program.communicate()
     finally:
         program.kill()
+        program.communicate()
     assert program.returncode == 130 and out == "" and "every process has ended" in err and "Traceback" not in err
     assert not left_in(tmp_path)
 

@@ -6,28 +6,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.deploy.processes import Process, accepts, free_ports, listening
-from personafl.deploy.rehearsal import _interrupted_after
+from personafl.deploy.rehearsal import _interrupted_after, _undisturbed
 from personafl.errors import RunError
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def start(tmp_path, script, name="program"):
     return Process(name, ["sh", "-c", script], tmp_path / f"{name}.log", {"WORD": "hello"})
-
-
-def until(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def alive(pid):
@@ -76,7 +69,7 @@ def test_a_process_that_does_not_listen_is_killed(tmp_path):
 def test_a_process_that_ends_too_early_is_an_error_with_its_last_words(tmp_path):
     process = start(tmp_path, "printf '\\033[91mno such\\033[0m luck\\n'; exit 7")
     with pytest.raises(RunError, match=r"program ended with code 7 before it listened; the end of .*: no such luck$"):
-        process.wait_until(lambda: False, 10, "listened")
+        process.wait_until(lambda: False, 600, "listened")
 
 
 def test_a_process_that_takes_too_long_is_an_error(tmp_path):
@@ -139,9 +132,26 @@ raise SystemExit("forgotten")
     assert done.stderr.strip() == "forgotten" and not alive(int(done.stdout))
 
 
-def test_ctrl_c_while_a_process_is_started_waits_until_it_is_known(tmp_path):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_while_a_process_is_started_waits_until_it_is_known(tmp_path, hears, name):
     known = []
     with pytest.raises(KeyboardInterrupt), _interrupted_after():
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.Signals[name])
         known.append(start(tmp_path, "kill -INT $$; sleep 300"))
     until(lambda: known[0].code == -signal.SIGINT)  # and the process itself hears it as always
+
+
+def test_no_signal_cuts_short_what_puts_things_in_order(hears):
+    with _undisturbed():
+        for name in hears:
+            os.kill(os.getpid(), name)
+
+
+@pytest.fixture
+def hears():
+    """All signals that end `deploy up` raise KeyboardInterrupt here, as they do there."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)

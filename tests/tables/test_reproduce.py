@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from personafl.tables import at_hand
 from personafl.tables.claims import Claim, above
 from personafl.tables.measures import columns, over_rounds
 from personafl.tables.table import Found, Measured, Part, Table, planned, with_settings
+from tests.waiting import until
 
 CONFIG = {
     "rounds": 3, "eval_every": 1, "splits": [0.5, 0.2, 0.3], "data": {"name": "digits"},
@@ -193,20 +193,15 @@ def test_ctrl_c_leaves_checkpoints_and_no_process(tmp_path):
         [sys.executable, "-c", SCRIPT.format(root=root), "reproduce", "small", "--at-once", "2", "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while len(list(out.glob("runs/*/checkpoint/*"))) < 4 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: len(list(out.glob("runs/*/checkpoint/*"))) >= 4, process)
     children = [int(pid) for pid in _children(process.pid)]
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130, said
     assert said.strip().endswith(f"Continue with: personafl reproduce small --at-once 2 --out {out}"), said
     assert "Traceback" not in said
     assert len(children) >= 2
-    deadline = time.monotonic() + 20
-    while any(_alive(child) for child in children) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(_alive(child) for child in children)
+    until(lambda: not any(_alive(child) for child in children))
     for rounds in out.glob("runs/*/rounds.jsonl"):
         last = json.loads(rounds.read_text().splitlines()[-1])["round"]
         assert any(f"{last}" in path.name for path in rounds.parent.glob("checkpoint/*")), "stopped with a checkpoint"

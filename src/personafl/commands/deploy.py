@@ -77,13 +77,15 @@ def up(
     """
     need_flower()
     from personafl.deploy import Deployment
+    from personafl.deploy.rehearsal import stopping_signals
     from personafl.report.data import report_data
     from personafl.report.files import write_page
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in stopping_signals()[1:]:
+        signal.signal(number, stop)
     settings = {} if rounds is None else {"rounds": rounds}
     deployment = Deployment(folder, sites, data=data, proxy=not no_proxy, settings=settings)
 

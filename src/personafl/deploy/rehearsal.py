@@ -293,31 +293,41 @@ def _script(folder: Path, name: str) -> str:
     return str((folder / name).resolve())
 
 
+def stopping_signals() -> list[signal.Signals]:
+    """Ctrl-C, the end that others ask for, and a terminal that is closed, unless that is to be outlived (`nohup`)."""
+    known = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        known.append(signal.SIGHUP)
+    return known
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C does not cut short what puts things in order."""
-    if threading.current_thread() is not threading.main_thread():
+    """No signal cuts short what puts things in order."""
+    with _handling(signal.SIG_IGN):
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
 def _interrupted_after() -> Iterator[None]:
-    """Ctrl-C waits for the end of this, so that nothing is started that nobody knows of."""
+    """Signals wait for the end of this, so that nothing is started that nobody knows of."""
+    heard: list[int] = []
+    # Not SIG_IGN, which the started process would inherit.
+    with _handling(lambda number, _: heard.append(number)):
+        yield
+    if heard:
+        signal.raise_signal(heard[0])
+
+
+@contextlib.contextmanager
+def _handling(handler: Any) -> Iterator[None]:
+    """Another handler for the signals that stop this process; Python hears them in its main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
-    # Not SIG_IGN, which the started process would inherit.
-    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    before = {number: signal.signal(number, handler) for number in stopping_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if heard:
-        signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, handler)

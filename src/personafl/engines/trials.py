@@ -199,7 +199,8 @@ class Trials:
 
     def _try(self, candidate: Candidate, clients: int, steps: int) -> bool:
         """Whether there is budget left."""
-        first, times = not candidate.seen, []
+        times: list[float] = []
+        first = not candidate.seen
         if first and not self._fit(candidate):
             return self.spent <= self.budget
         begun = self.spent
