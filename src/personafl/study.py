@@ -19,6 +19,7 @@ from personafl import metrics
 from personafl.errors import RunError
 from personafl.run import Run
 from personafl.study_columns import BY_KEY, COLUMNS, EVENNESS, Column
+from personafl.study_differences import LEVEL as LEVEL
 from personafl.study_differences import (
     Difference,
     Floats,
