@@ -136,8 +136,7 @@ def _evenness_p(first: Mapping[int, Outcome], second: Mapping[int, Outcome], key
 
 def _power_sums(qoi: Floats | None, place: NDArray[np.int64], units: int) -> Floats:
     """Of the improved clients in each unit: how many, ΣF, ΣF² and ΣF ln F."""
-    known = np.nan_to_num(np.asarray(qoi, np.float64))
-    f = np.where(known > 0, known, 0.0)
+    f = np.maximum(np.nan_to_num(np.asarray(qoi, np.float64)), 0.0)
     parts = ((f > 0).astype(np.float64), f, f * f, f * np.log(np.where(f > 0, f, 1.0)))
     return np.stack([np.bincount(place, part, units) for part in parts], 1)
 
