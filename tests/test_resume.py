@@ -317,7 +317,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(worker, expected, tmp_path):
     assert extended == long
 
 
-def wait_for(condition, process, seconds=60):
+def wait_for(condition, process, seconds=600):
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < end
@@ -344,7 +344,7 @@ def test_a_signal_saves_and_says_how_to_go_on(worker, tmp_path, number, code, ig
     )  # fmt: skip
     wait_for(lambda: rounds.exists() and rounds.read_text().count("\n") >= 2, process)
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=600)
     assert process.returncode == code and "Traceback" not in told
     done = rounds.read_text().count("\n")
     assert done < 40 and (folder / "checkpoint" / f"round-{done:06d}.json").exists()
@@ -366,7 +366,7 @@ def test_a_comparison_that_is_terminated_keeps_what_is_done(tmp_path, command):
     try:
         wait_for(lambda: any(path.stat().st_size for path in folder.glob("*/rounds.jsonl")), process)
         process.send_signal(signal.SIGTERM)
-        told = process.communicate(timeout=60)[1]
+        told = process.communicate(timeout=600)[1]
     finally:
         process.kill()
         process.communicate()
