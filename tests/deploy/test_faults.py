@@ -239,18 +239,31 @@ if sys.orig_argv[3:4] == ["do"]:
             return np.full_like(theta, np.nan)
         if round == 3:
             return np.concatenate([theta, theta])
+        if round == 5:
+            return np.full_like(theta, 3e38)
+        if round == 6:
+            return 1e9 * theta
         return np.random.default_rng(0).random({bytes} // 8)
 
     honest = app._train
 
     def train(site, content):
         answer, round = honest(site, content), content["order"]["round"]
-        if round in (2, 3, 4):
+        if round in (2, 3, 4, 5, 6):
             theta = answer["up"]["theta"].numpy()
             answer["up"] = ArrayRecord({{"theta": Array(spoiled(theta, round))}})
         return answer
 
-    app._train = train
+    truthful = app._evaluate
+
+    def evaluate(site, content):
+        answer = truthful(site, content)
+        columns = dict(answer["columns"].items())
+        columns["personal_correct"] = Array(np.array([1e9]))
+        answer["columns"] = ArrayRecord(columns)
+        return answer
+
+    app._train, app._evaluate = train, evaluate
     app.client_app = app.make_client_app(app._find_site)
 '''
 
@@ -268,16 +281,21 @@ def harmful_site(live, tmp_path, monkeypatch):
 
 
 def test_what_a_harmful_site_sends_is_refused_by_name_and_the_rounds_go_on(live, harmful_site, tmp_path):
-    live.begin("ditto", rounds=5)
+    live.begin("ditto", rounds=7)
     ours = live.end()
     rounds, dropped = ours.rounds(), live.dropped()
-    assert [record["failed"] for record in rounds] == [[], ["west"], [], [], []]
-    assert list(dropped) == [3, 4] and all(list(who) == ["west"] for who in dropped.values())
+    assert [record["failed"] for record in rounds] == [[], ["west"], [], [], [], [], []]
+    assert list(dropped) == [3, 4, 5, 6] and all(list(who) == ["west"] for who in dropped.values())
     size = live.federation.x.shape[1] * 16 + 16 + 16 * 3 + 3
     assert dropped[3]["west"] == f"up.theta is float32 ({2 * size},), expected float32 ({size},)"
     assert re.fullmatch(r"up has \d{9} bytes, more than the \d{4} of what was asked for", dropped[4]["west"])
 
-    reference, clients = in_one_process(live, tmp_path / "loop", {round: ["west"] for round in (2, 3, 4)})
+    assert "longer than any model" in dropped[5]["west"]
+    assert "times as long as the median of this round" in dropped[6]["west"]
+    # Its measures cannot be either: it has no row with numbers.
+    assert {row["client"]: row["n_test"] for row in ours.clients().to_pylist()} == {"north": 12, "south": 12, "west": 0}
+
+    reference, clients = in_one_process(live, tmp_path / "loop", {round: ["west"] for round in (2, 3, 4, 5, 6)})
     assert same(server_of(ours), server_of(reference))
     for name in SITES:  # west has gone back, too
         assert same(live.model(name), personal(reference, name))
