@@ -333,15 +333,14 @@ def test_a_real_run_watched_live(tmp_path):
 
 
 @needs_list_of_locks
-def test_a_run_that_is_killed_while_it_is_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "PATIENCE", 0.5)
+def test_a_run_that_is_killed_while_it_is_watched(tmp_path):
     run = Paced(tmp_path / "run")
     try:
         run.wait_for(1)
         run.go_on(1)
         run.wait_for(2)
         watched = Watch([tmp_path / "run"])
-        time.sleep(0.6)
+        age(tmp_path / "run", 3600)
         assert watched.look()[0].state == "going on" and not watched.over
     finally:
         run.end()
