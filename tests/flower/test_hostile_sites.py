@@ -9,9 +9,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from personafl.algorithms import ALGORITHMS, Uploads
+from personafl.errors import DataError
+from personafl.evaluation import Roster
 from personafl.flower import app as app_module
 from personafl.flower import nodes as nodes_module
+from personafl.flower.screening import check_measures
 from personafl.folder import RunFolder
+from personafl.task import Task
 from tests.flower.grid import MemoryGrid, sites_of
 from tests.flower.problem import as_table, federation, flower, same, same_clients, server_state
 from tests.flower.test_faults import deaf, is_training, node_of
@@ -308,6 +312,17 @@ def test_measures_that_cannot_be_are_left_out_by_name(tmp_path, wrong, reason, c
     assert (row["client"], row["n_test"], row["personal_correct"], row["personal_loss"]) == (EVIL, 0, None, None)
     others = as_table(run).column("personal_loss").to_pylist()
     assert run.score["personal_loss"] == pytest.approx((others[0] * 4 + others[2] * 4) / 8)
+
+
+@pytest.mark.parametrize(
+    ("held", "right", "reason"),
+    [(5.0, 1.0, "n_held is 5, expected 0 to 4"), (2.0, 3.0, "personal_held_correct is 3, expected 0 to 2")],
+)
+def test_measures_on_held_back_samples_are_bounded_by_them(held, right, reason):
+    sizes = {split: np.array([4]) for split in ("train", "val", "test")}
+    columns = {"n_held": torch.tensor([held]), "personal_held_correct": torch.tensor([right])}
+    with pytest.raises(DataError, match=reason):
+        check_measures(columns, Roster(("a",), None, sizes, True), 0, Task(torch.nn.Linear(2, 2)), True)
 
 
 # --- texts -------------------------------------------------------------------------------------------------------

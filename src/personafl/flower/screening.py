@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent, State
-from personafl.arrays import Split
 from personafl.errors import DataError
 from personafl.evaluation import Roster
 from personafl.task import LOSSES, Task, correct
@@ -73,8 +72,13 @@ def check_measures(columns: State, roster: Roster, i: int, task: Task, has_commo
         Whether there is a global model; without one its measures are not numbers.
     """
     sums = ("loss", *task.metrics)
-    measured = {f"{who}_{tag}{name}": (who, tag, name) for who in ("personal", "global") for tag in ("", "val_")
-                for name in sums}  # fmt: skip
+    measured = {f"{who}_{tag}{name}": (who, tag, name) for who in ("personal", "global")
+                for tag in ("", "val_", "held_") for name in sums}  # fmt: skip
+    sizes = {"": int(roster.sizes["test"][i]), "val_": int(roster.sizes["val"][i])}
+    held = float(columns["n_held"][0]) if "n_held" in columns else 0.0
+    if not 0 <= held <= sizes["val_"]:
+        raise DataError(f"n_held is {held:g}, expected 0 to {sizes['val_']}")
+    sizes["held_"] = int(held)
     for column, value in ((column, float(values[0])) for column, values in columns.items()):
         if column not in measured:
             # Not a number is what algorithms report that do not know yet, and ε without noise is infinite.
@@ -84,8 +88,7 @@ def check_measures(columns: State, roster: Roster, i: int, task: Task, has_commo
         who, tag, name = measured[column]
         if who == "global" and not has_common and np.isnan(value):
             continue
-        n = int(roster.sizes[_split(tag)][i])
-        low, high = _range(name, n, task, roster)
+        low, high = _range(name, sizes[tag], task, roster)
         if not low <= value <= high:
             raise DataError(f"{column} is {value:g}, expected {low:g} to {high:g}")
 
@@ -97,10 +100,6 @@ def _range(name: str, n: int, task: Task, roster: Roster) -> tuple[float, float]
     if name == "loss" and task.objective in LOSSES.values():
         return 0, n * MOST_LOSS
     return -n * MOST_LOSS, n * MOST_LOSS
-
-
-def _split(tag: str) -> Split:
-    return "val" if tag else "test"
 
 
 def _norm(value: Tensor, base: Tensor | None = None) -> float:
