@@ -65,7 +65,7 @@ def files(folder):
     """What runs left: everything but times and locks, byte for byte."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in ("timings.jsonl", ".lock"):
+        if path.is_file() and path.suffix != ".timings" and path.name not in ("timings.jsonl", ".lock"):
             found[str(path.relative_to(folder))] = re.sub(rb"created = .*\n", b"", path.read_bytes())
     return found
 

@@ -89,7 +89,8 @@ class JsonLines:
             return b""
 
     def _begin(self) -> None:
-        if self._hash is None:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._hash is None or size != self._bytes:  # another object may have written to the file
             content = self._content()
             self._hash, self._bytes, self._count = hashlib.sha256(content), len(content), content.count(b"\n")
 

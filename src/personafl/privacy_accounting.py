@@ -64,7 +64,7 @@ def composed_epsilon(noises: Iterable[float], delta: float) -> float:
     >>> composed_epsilon([], 1e-5), composed_epsilon([8.0, 0.0], 1e-5)
     (0.0, inf)
     >>> round(composed_epsilon([4.0] * 10, 1e-5), 3), round(epsilon(4.0, 1e-5, 10), 3)
-    (7.505, 7.505)
+    (7.511, 7.511)
     """
     told = math.fsum((SENSITIVITY / noise) ** 2 if noise > 1e-100 else math.inf for noise in noises)
     return 0.0 if told == 0 else math.inf if math.isinf(told) else _epsilon(1 / math.sqrt(told), delta)

@@ -243,7 +243,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return out
 
 
-_OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "models_mb", "engine")
+_OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "models_mb", "engine", "files")
 
 
 def _outcome(results: Results, row: Row, seed: int, run: Run) -> Outcome:

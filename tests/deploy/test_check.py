@@ -192,7 +192,7 @@ def test_the_command_has_an_exit_code_and_json(site):
     done = CliRunner().invoke(app, ["site", "check", str(site / "site.toml"), "--json"])
     told = json.loads(done.stdout)
     assert done.exit_code == 1 and told["fit"] is False
-    assert [f["what"] for f in told["findings"] if f["state"] == "bad"] == ["key"]
+    assert [f["what"] for f in told["findings"] if f["state"] == "bad"] == ["orders", "key"]
 
 
 # --- the connection

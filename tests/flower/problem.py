@@ -106,7 +106,10 @@ def _alike(ours: pa.Table, reference: pa.Table, name: str) -> bool:
     if not pa.types.is_floating(ours.schema.field(name).type):
         return a == b
     if name.endswith("_loss"):
-        steps = [loss_step(n) for n in ours.column("n_val" if "_val_" in name else "n_test").to_pylist()]
+        steps = [
+            loss_step(n)
+            for n in ours.column("n_val" if "_val_" in name else "n_held" if "_held_" in name else "n_test").to_pylist()
+        ]
         b = [v if v is None else round(v / step) * step for v, step in zip(b, steps, strict=True)]
     x, y = (np.array([np.nan if v is None else v for v in column]) for column in (a, b))
     exact = name.endswith("_loss")

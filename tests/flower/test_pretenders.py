@@ -194,7 +194,9 @@ def forged(order: RecordDict, kind: str, **values) -> Message:
     job = json.loads(order["order"]["job"])
     job["local"] = {**job["local"], "lr": 1e-30}
     records["order"]["job"] = json.dumps(job, sort_keys=True)
-    records["shared"] = pack({n: torch.full(tuple(a.shape), 666.0) for n, a in order["shared"].items()})
+    for name in ("shared", "common"):
+        if name in order:
+            records[name] = pack({n: torch.full(tuple(a.shape), 666.0) for n, a in order[name].items()})
     return Message(RecordDict(records), 1, kind, ttl=600.0, group_id="1")
 
 

@@ -22,7 +22,7 @@ def warm(tmp_path_factory):
 def test_a_cell_is_what_it_was_and_begins_with_the_warm_start(warm, tmp_path):
     [start] = warm.runs["warm start"]["fedavg"].values()
     run = run_cell("selffl-sent140", "sent140", "selffl-activity", tmp_path, found=warm)
-    assert run.score["personal_loss"] == pytest.approx(0.66487, abs=TOLERANCE)
+    assert run.score["personal_loss"] == pytest.approx(0.63105, abs=TOLERANCE)
     assert run.manifest["model"]["weights"] == str(start.path / "models" / "global.safetensors")
 
 

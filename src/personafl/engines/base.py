@@ -147,10 +147,14 @@ class Engine(ABC):
         out = {"n": np.bincount(owner, minlength=len(ids)).astype(np.float64)}
         outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
         y = self.federation.y[torch.from_numpy(index[held])]
-        for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
+        for name, function in self._measures().items():
             values = function(outputs, y).double().numpy() if len(owner) else np.zeros(0)
             out[name] = np.bincount(owner, values, len(ids)).astype(np.float64)
         return out
+
+    def _measures(self) -> dict[str, Objective]:
+        """What is measured of every sample."""
+        return {"loss": self.task.objective, **self.task.metrics}
 
     @abstractmethod
     def _run_chunk(self, work: Work) -> Result: ...

@@ -70,7 +70,8 @@ def rounded(columns: Columns, sizes: Mapping[str, int], classes: bool) -> Column
         if name == "epsilon" or values.dtype.kind != "f":
             out[name] = values
         elif classes and name.endswith("_loss"):
-            n = max(sizes["val" if "_val_" in name else "test"], 1)
+            held = int(columns["n_held"][0]) if "n_held" in columns else 0
+            n = max(held if "_held_" in name else sizes["val" if "_val_" in name else "test"], 1)
             out[name] = np.round(values / n / loss_step(n)) * loss_step(n) * n
         else:
             out[name] = np.array([float(f"{v:.{DIGITS}g}") if v % 1 else v for v in values.tolist()], values.dtype)

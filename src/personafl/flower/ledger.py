@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from personafl.errors import ConfigError, RunError
-from personafl.files import disk_errors, write_atomically
+from personafl.files import disk_errors, make_folder, write_atomically
 from personafl.privacy_accounting import composed_epsilon
 
 try:
@@ -61,8 +61,8 @@ class Ledger:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     ledger = Ledger(Path(folder), "ann")
-    ...     for round in (1, 2):
-    ...         ledger.add(Entry("a1", round, "update", "fedavg", 1.0, 8.0, 1e-5))
+    ...     for number in (1, 2):
+    ...         ledger.add(Entry("a1", number, "update", "fedavg", 1.0, 8.0, 1e-5))
     ...     len(ledger.entries()), round(spent(ledger.entries(), 1e-5), 2)
     (2, 1.36)
     """
@@ -80,8 +80,7 @@ class Ledger:
 
     def add(self, entry: Entry, check: Callable[[Sequence[Entry]], None] = lambda entries: None) -> None:
         """Write an answer down, unless `check` raises for the answers so far. No other process comes in between."""
-        with disk_errors(self.path.parent, "creating"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with self._locked(os.O_RDWR | (0 if self.head.exists() else os.O_CREAT)) as file:
             entries, last, end = self._read(file)
             check(entries)

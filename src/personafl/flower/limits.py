@@ -23,7 +23,7 @@ from personafl.errors import ConfigError
 from personafl.flower.job import Job, layout_of
 from personafl.flower.site_data import SiteSettings
 from personafl.streams import Key
-from personafl.task import Task, cross_entropy
+from personafl.task import Objective, Task, cross_entropy
 
 MOST_LAYERS = 1000
 MOST_LOSS = 10.0
@@ -94,6 +94,9 @@ class SiteEngine(LoopEngine):
         with torch.no_grad():
             sums = self._bounded.evaluate(theta if theta.dim() == 1 else theta[0], self._samples(int(ids[0]), split))
         return {name: np.array([float(value)], np.float64) for name, value in sums.items()}
+
+    def _measures(self) -> dict[str, Objective]:
+        return {"loss": self._bounded.objective, **self._bounded.metrics}
 
     @cached_property
     def _bounded(self) -> Task:
