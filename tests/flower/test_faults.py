@@ -1,6 +1,7 @@
 """Sites that are late, gone, back again, broken or not who they say; and a server that breaks down."""
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -430,3 +431,33 @@ def test_another_run_does_not_touch_the_states_of_the_first(tmp_path):
 @pytest.fixture(autouse=True)
 def ask_again_soon(monkeypatch):
     monkeypatch.setattr(nodes_module, "ANSWER", 0.5)
+
+
+class Stuck(MemoryGrid):
+    """A grid whose answers of one site are announced and never come whole, as Flower waits for their pieces."""
+
+    def __init__(self, sites, name):
+        super().__init__(sites)
+        self._name, self._stuck, self.given_up = name, set(), threading.Event()
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        pushed = list(super().push_messages(messages))
+        for message, question in zip(messages, pushed, strict=True):
+            if message.metadata.message_type == "train" and message.content["order"]["client"] == self._name:
+                self._stuck.add(question)
+        return pushed
+
+    def pull_messages(self, message_ids):
+        if self._stuck & set(message_ids):
+            self.given_up.wait(600)
+        return super().pull_messages(message_ids)
+
+
+def test_an_upload_that_is_never_finished_makes_nobody_else_wait(tmp_path):
+    grid = Stuck(sites_of(tmp_path / "sites", federation()), "site-4")
+    try:
+        run = flower(tmp_path / "flower", grid, "fedavg", rounds=2, round_timeout=5.0)
+    finally:
+        grid.given_up.set()
+    assert [r["dropped"] for r in run.rounds()] == [{"site-4": "no answer within 5 s"}] * 2

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from personafl.errors import DataError, RunError
 from personafl.flower.messages import plain, values
+from personafl.flower.replies import Replies
 from personafl.flower.signing import OperatorSeal
 
 log = logging.getLogger("personafl")
@@ -60,7 +61,7 @@ class Nodes:
     """
 
     def __init__(self, grid: Grid, check: Callable[[Card], None], seal: OperatorSeal | None = None) -> None:
-        self.grid, self._seal = grid, seal
+        self.grid, self.replies, self._seal = grid, Replies(grid), seal
         self.cards: dict[int, Card] = {}
         self.refused: dict[int, str] = {}
         self._check = check
@@ -134,7 +135,7 @@ class Nodes:
             if node in self.cards or not question:
                 continue
             try:
-                for reply in pull(self.grid, question):
+                for reply in self.replies.to(question):
                     self._asked[node] = "", when
                     card = _card(content(reply))
                     self._verify(reply, card.client, self._questions[node])
@@ -151,14 +152,6 @@ class Nodes:
         if self.refused.get(node) != why:
             log.warning("node %d is refused: %s", node, why)
         self.refused[node] = why
-
-
-def pull(grid: Grid, question: str) -> Iterable[Message]:
-    """The reply to a message, if it is there. What cannot be read is an error of whoever sent it, not of the run."""
-    try:
-        return list(grid.pull_messages([question]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"the answer cannot be read: {type(error).__name__}") from error
 
 
 def content(reply: Message) -> RecordDict:

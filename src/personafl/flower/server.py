@@ -24,7 +24,7 @@ from personafl.files import make_folder, write_text
 from personafl.flower.job import Job, Layout, fingerprint, layout_of, upload_of
 from personafl.flower.members import FederationSettings
 from personafl.flower.messages import pack, plain, unpack, values
-from personafl.flower.nodes import Nodes, missing, pull
+from personafl.flower.nodes import Nodes, missing
 from personafl.flower.screening import check_measures, rows_of, too_far, too_long
 from personafl.flower.work import gradients_per_step
 from personafl.folder import RunFolder
@@ -326,7 +326,7 @@ class FlowerClients(Clients):
         while waiting and time.monotonic() < end:
             for i, question in list(waiting.items()):
                 try:
-                    for reply in pull(grid, question):
+                    for reply in self.nodes.replies.to(question):
                         del waiting[i]
                         take(i, self.nodes.heard(reply, self.roster.ids[i], orders[i].content))
                 except DataError as error:
