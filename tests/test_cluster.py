@@ -76,9 +76,17 @@ def cluster():
     if ray.is_initialized():
         ray.shutdown()
     with _only_here(True):
-        ray.init(
-            address="local", num_cpus=12, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-        )
+        for chance in range(10):  # Ray gives its own processes 30 seconds to start, which a busy machine may not have
+            try:
+                ray.init(
+                    address="local", num_cpus=12, include_dashboard=False, log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )  # fmt: skip
+                break
+            except Exception as error:
+                ray.shutdown()
+                if chance == 9 or "timed out during startup" not in str(error):
+                    raise
     if ray.util.get_node_ip_address() != "127.0.0.1":
         ray.shutdown()
         pytest.skip("this Ray does not stay on the loopback address")
