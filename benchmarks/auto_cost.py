@@ -15,13 +15,14 @@ import time
 
 import numpy as np
 import torch
+from personafl.settings import Local
 from torch import nn
 
 from personafl import Federation
-from personafl.algorithms.base import Local, Sent
+from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
-from personafl.task import Task
+from personafl.kernels.task import Task
 
 
 def small_mlp() -> nn.Module:

@@ -19,8 +19,8 @@ import personafl as pf
 
 GROUPS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))
 CANDIDATES = (
-    pf.Separate(), pf.FedAvg(), pf.Ditto(), pf.FedAmp(), pf.FedAmp(sigma_scale=0.35), pf.FedAmp(sigma_scale=0.5),
-    pf.HeurFedAmp(), pf.HeurFedAmp(contrast=1.0),
+    pf.Separate(), pf.FedAvg(), pf.Ditto(), pf.FedAMP(), pf.FedAMP(sigma_scale=0.35), pf.FedAMP(sigma_scale=0.5),
+    pf.HeurFedAMP(), pf.HeurFedAMP(contrast=1.0),
 )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def table(results: dict[int, dict[str, float]]) -> str:
 
 
 def schedule(clients: int):
-    from personafl.runner import Schedule
+    from personafl.settings import Schedule
 
     activity = ACTIVE / clients
     return Schedule(ROUNDS, activity, eval_every=0, checkpoint_every=10, eval_clients=min(EVALUATED, clients))
@@ -118,10 +118,10 @@ def measure(path: Path, clients: int, algorithm: str, threads: int) -> dict[str,
 
     import personafl as pf
     from personafl.algorithms import ALGORITHMS
-    from personafl.events import Listener
     from personafl.federation import Federation
-    from personafl.federation_files import map_array
-    from personafl.models import Mclr, initialize
+    from personafl.federation.folders import map_array
+    from personafl.models import MCLR, initialize
+    from personafl.training.events import Listener
 
     class Mapped(Federation):
         fingerprint = "not computed: a saved federation has its own"
@@ -147,7 +147,7 @@ def measure(path: Path, clients: int, algorithm: str, threads: int) -> dict[str,
             scanned=True,
         )
         run = pf.train(
-            federation, initialize(Mclr(), (FEATURES,), CLASSES, SEED), ALGORITHMS[algorithm](), seed=SEED,
+            federation, initialize(MCLR(), (FEATURES,), CLASSES, SEED), ALGORITHMS[algorithm](), seed=SEED,
             rounds=plan.rounds, activity=plan.activity, eval_every=plan.eval_every, eval_clients=plan.eval_clients,
             checkpoint_every=plan.checkpoint_every, local=pf.Local(lr=0.03, batch_size=10, steps=20),
             engine="stacked", threads=threads, out=Path(folder, "run"), progress=False, listeners=[clock],

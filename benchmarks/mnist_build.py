@@ -60,12 +60,12 @@ def in_a_new_process(what: str, cache: str) -> dict[str, float]:
 def measure(build: bool) -> dict[str, float]:
     import torch
 
-    from personafl.data import Mnist, PowerLaw
+    from personafl.data import MNIST, PowerLaw
     from personafl.data import build as build_federation
 
     torch.set_num_threads(1)
     with Watch() as watch:
-        made = build_federation(Mnist(), PowerLaw(clients=1000), seed=0) if build else Mnist().load(0)
+        made = build_federation(MNIST(), PowerLaw(clients=1000), seed=0) if build else MNIST().load(0)
     size = made.x.nbytes + made.y.nbytes
     return {
         "seconds": watch.seconds,

@@ -17,7 +17,7 @@ from torch import nn
 import personafl as pf
 
 NOISE = (None, 0.0, 0.1, 1.0)
-METHODS = {"fedavg": pf.FedAvg(), "ditto": pf.Ditto(), "fedamp": pf.FedAmp(), "persfl": pf.PersFL()}
+METHODS = {"fedavg": pf.FedAvg(), "ditto": pf.Ditto(), "fedamp": pf.FedAMP(), "persfl": pf.PersFL()}
 
 
 def main() -> None:

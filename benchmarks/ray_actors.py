@@ -30,18 +30,18 @@ from pathlib import Path
 import numpy as np
 import ray
 import torch
+from personafl.settings import EngineSettings, RaySettings, Schedule
+from personafl.states import Ints
 
 from personafl.algorithms import FedAvg
-from personafl.bench.jobs import JOBS, Job
-from personafl.clients import Clients, LocalClients
-from personafl.cluster import RayClients
-from personafl.cluster_start import _only_here
-from personafl.config import EngineSettings, RaySettings
+from personafl.backends.ray.clients import RayClients
+from personafl.backends.ray.start import _only_here
 from personafl.engines.base import torch_threads
-from personafl.engines.batches import Ints
 from personafl.engines.stacked import StackedEngine
-from personafl.folder import RunFolder
-from personafl.runner import Runner, Schedule
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import Clients, LocalClients
+from personafl.training.runner import Runner
+from personafl_bench.jobs import JOBS, Job
 
 TARGET = 1.6
 WARM = 2
@@ -139,15 +139,15 @@ def bytes_of(clients: RayClients, job: Job, cohorts: list[Ints]) -> dict[str, fl
     shards, size, row, rounds = clients.shards, 4 * clients.task.size, clients.row_bytes, len(cohorts)
     trainers = [shards.trainers(cohort) for cohort in cohorts]
     busy = np.mean([len(np.unique(trainer)) for trainer in trainers])
-    guests = np.mean([(trainer != shards.owner[ids]).sum() for trainer, ids in zip(trainers, cohorts, strict=True)])
+    borrowed = np.mean([(trainer != shards.owner[ids]).sum() for trainer, ids in zip(trainers, cohorts, strict=True)])
     out = {way: sum(many for name, many in shards.moved.items() if name.endswith(f"_{way}")) for way in ("down", "up")}
     # Down: the model, and numbers of clients. Up: these, their steps, and a mean, with its samples and clients, of each
     # actor. Guests are named, and their rows go from their owners to the driver, to those who help, and back.
     return {
         "down": out["down"] / rounds,
-        "down_predicted": size + 8 * job.active + guests * (3 * 8 + 2 * row),
+        "down_predicted": size + 8 * job.active + borrowed * (3 * 8 + 2 * row),
         "up": out["up"] / rounds,
-        "up_predicted": busy * (size + 16) + 16 * job.active + guests * 2 * row,
+        "up_predicted": busy * (size + 16) + 16 * job.active + borrowed * 2 * row,
     }
 
 

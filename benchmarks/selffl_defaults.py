@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from personafl.config import parse
-from personafl.run import load
-from personafl.train import train_config
+from personafl.jobs import train_config
+from personafl.runs.run import load
 
 FEDERATIONS = {
     "mnist": {

@@ -17,8 +17,8 @@ import torch
 from selffl_defaults import FEDERATIONS
 
 from personafl.config import parse
-from personafl.run import load
-from personafl.train import train_config
+from personafl.jobs import train_config
+from personafl.runs.run import load
 
 RIVALS = {
     "selffl (smoothing by activity)": ({"name": "selffl", "smoothing": "activity"}, {}),

@@ -22,8 +22,8 @@ import numpy as np
 from scipy import stats
 
 from personafl import metrics
-from personafl.study import Judgement, columns_of, judged
-from personafl.study_differences import Floats, Outcome, Outcomes, Row
+from personafl.study.differences import Floats, Outcome, Outcomes, Row
+from personafl.study.judgement import Judgement, columns_of, judged
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "alike": {},

@@ -13,9 +13,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from personafl.compare import run_plan
-from personafl.demo import chosen, demo_plan
-from personafl.study import accuracy_of
+from personafl.study.demo import chosen, demo_plan
+from personafl.study.judgement import accuracy_of
+from personafl.study.plan import run_plan
 
 INK, GREY = "#1f2933", "#9aa5b1"
 COLOURS = {

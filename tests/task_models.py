@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from personafl.kernels.task import Batch, Task
 from personafl.streams import mix, name_key
-from personafl.task import Batch, Task
 
 CLASSES = 3
 

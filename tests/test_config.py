@@ -2,14 +2,14 @@
 
 import pytest
 import tomli_w
+from personafl.settings import EngineSettings, Local, Schedule
 
-from personafl.algorithms import FedAvg, FedProx, Local
-from personafl.config import Config, EngineSettings, parse, read_config
-from personafl.data import Digits, Dirichlet, Gaussian, Iid
+from personafl.algorithms import FedAvg, FedProx
+from personafl.config import Config, parse, read_config
+from personafl.data import IID, Digits, Dirichlet, Gaussian
 from personafl.errors import ConfigError
-from personafl.folder import _without_none
-from personafl.models import LinearModel, Mlp
-from personafl.runner import Schedule
+from personafl.models import MLP, LinearModel
+from personafl.storage.folder import _without_none
 
 
 def refused(values):
@@ -25,12 +25,12 @@ def refused(values):
 
 
 def test_an_empty_config_is_the_defaults():
-    assert parse({}) == Config(partition=Dirichlet(), model=Mlp())
+    assert parse({}) == Config(partition=Dirichlet(), model=MLP())
 
 
 def test_a_missing_table_means_its_defaults():
     config = parse({"algorithm": {"name": "fedprox"}, "partition": {"name": "iid", "clients": 3}})
-    assert config.algorithm == FedProx() and config.partition == Iid(clients=3)
+    assert config.algorithm == FedProx() and config.partition == IID(clients=3)
     assert (config.local, config.engine, config.schedule) == (Local(), EngineSettings(), Schedule())
 
 
@@ -195,7 +195,7 @@ def file(tmp_path):
 def test_overrides_change_one_key(file):
     config = read_config(file, ["local.steps=40", "seed = 3", "model.name=mlp", "model.hidden=[5, 6]"])
     assert config.local == Local(lr=0.5, steps=40) and config.seed == 3
-    assert config.algorithm == FedProx(mu=0.7) and config.model == Mlp(hidden=(5, 6))
+    assert config.algorithm == FedProx(mu=0.7) and config.model == MLP(hidden=(5, 6))
 
 
 def test_another_name_drops_the_other_names_keys(file):
@@ -208,7 +208,7 @@ def test_another_name_drops_the_other_names_keys(file):
 
 def test_overrides_make_tables_of_names(file):
     config = read_config(file, ["engine=loop", "engine.threads=1", "data.name=digits", "partition.name=iid"])
-    assert config.engine == EngineSettings("loop", 1) and config.data == Digits() and config.partition == Iid()
+    assert config.engine == EngineSettings("loop", 1) and config.data == Digits() and config.partition == IID()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_a_warm_start_begins_with_saved_weights(tmp_path):
     from safetensors.torch import load_file
 
-    from personafl.train import train_config
+    from personafl.jobs import train_config
 
     first = train_config(parse({"rounds": 2}), tmp_path / "first")
     saved = tmp_path / "first" / "models" / "global.safetensors"
@@ -264,7 +264,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, what):
     import torch
     from safetensors.torch import save_file
 
-    from personafl.train import train_config
+    from personafl.jobs import train_config
 
     path = tmp_path / "weights.safetensors"
     if what == "not weights":

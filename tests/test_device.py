@@ -6,23 +6,24 @@ error, as it would on a GPU.
 
 import pytest
 import torch
+from personafl.settings import Local
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, Local
-from personafl.algorithms.base import Context, Setting, Uploads
-from personafl.models import Cnn, FemnistCnn, LstmModel, Mclr, Mlp, initialize
-from personafl.task import Batch, Task
+from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.base import Context, JobInfo, Uploads
+from personafl.kernels.task import Batch, Task
+from personafl.models import CNN, FEMNISTCNN, MCLR, MLP, LSTMModel, initialize
 
 CLIENTS, SAMPLES = 3, 4
 BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
 MODELS = {
-    "linear layers": (Mlp((12,)), (20,)),
-    "logistic regression": (Mclr(), (20,)),
-    "narrow convolutions": (Cnn(), (3, 32, 32)),
-    "wide convolutions": (FemnistCnn(), (28, 28)),
-    "narrow LSTM": (LstmModel(hidden=8, layers=2), (5, 6)),
-    "wide LSTM": (LstmModel(hidden=256, layers=1), (5, 6)),
+    "linear layers": (MLP((12,)), (20,)),
+    "logistic regression": (MCLR(), (20,)),
+    "narrow convolutions": (CNN(), (3, 32, 32)),
+    "wide convolutions": (FEMNISTCNN(), (28, 28)),
+    "narrow LSTM": (LSTMModel(hidden=8, layers=2), (5, 6)),
+    "wide LSTM": (LSTMModel(hidden=256, layers=1), (5, 6)),
 }
 
 
@@ -52,7 +53,7 @@ def test_mixing_devices_is_noticed():
 def test_an_algorithm_stays_where_its_parameters_are(name):
     task = Task(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
     layers = tuple(zip(task.names, task.sizes, strict=True))
-    algorithm = ALGORITHMS[name]().prepare(Setting(layers, CLIENTS, Local(), classification=True))
+    algorithm = ALGORITHMS[name]().prepare(JobInfo(layers, CLIENTS, Local(), classification=True))
     theta0 = task.theta0.to("meta")
     server, own = algorithm.new_server(theta0, CLIENTS), algorithm.new_client(theta0)
     sent = algorithm.send(server, torch.arange(CLIENTS))

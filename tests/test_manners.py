@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from personafl.cli import app, main
-from personafl.commands.console import print_json
-from tests.test_cli import Shell
+from personafl.cli.console import print_json
+from tests.cli.test_cli import Shell
 from tests.waiting import until
 
 PROGRAM = typer.main.get_command(app)

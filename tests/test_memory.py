@@ -11,7 +11,7 @@ import sys
 import torch
 from personafl.config import parse
 from personafl.engines.base import reuse_memory
-from personafl.train import train_config
+from personafl.jobs import train_config
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6

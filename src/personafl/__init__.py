@@ -7,51 +7,50 @@ the others help.
 from personafl import data
 from personafl.algorithms import (
     ALGORITHMS,
+    APFL,
+    SCAFFOLD,
     Algorithm,
-    Apfl,
     Ditto,
-    FedAmp,
+    FedAMP,
     FedAvg,
     FedAvgFT,
     FedPer,
     FedProx,
     FedProxFT,
-    HeurFedAmp,
-    Local,
+    HeurFedAMP,
     PerFedAvg,
     PersFL,
     PersFLGD,
     PFedMe,
-    Scaffold,
     SelfFL,
     SelfFLAug,
     Separate,
 )
-from personafl.config import RaySettings
 from personafl.data import partition
 from personafl.errors import PersonaflError
-from personafl.events import Listener
 from personafl.federation import Federation
-from personafl.privacy import Privacy
-from personafl.run import Run, load
-from personafl.task import Task
-from personafl.trackers import MLflow, TensorBoard
-from personafl.train import train
+from personafl.jobs import train
+from personafl.kernels.task import Task
+from personafl.runs.run import Run, load
+from personafl.runs.trackers import MLflow, TensorBoard
+from personafl.settings import Local, RaySettings
+from personafl.training.events import Listener
+from personafl.training.privacy import Privacy
 from personafl.version import __version__
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
-    "Apfl",
+    "APFL",
     "Ditto",
-    "FedAmp",
+    "FedAMP",
     "FedAvg",
     "FedAvgFT",
     "FedPer",
     "FedProx",
     "FedProxFT",
     "Federation",
-    "HeurFedAmp",
+    "HeurFedAMP",
     "Listener",
     "Local",
     "MLflow",
@@ -63,7 +62,7 @@ __all__ = [
     "Privacy",
     "RaySettings",
     "Run",
-    "Scaffold",
+    "SCAFFOLD",
     "SelfFL",
     "SelfFLAug",
     "Separate",

@@ -14,16 +14,15 @@ from typing import Any, cast
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg, Local
-from personafl.algorithms.base import check
-from personafl.cluster_start import require_ray
+from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg
+from personafl.backends.ray.start import require_ray
 from personafl.data import PARTITIONS, SOURCES, Digits, Files, Partition, Source, build
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.models import DEFAULT_MODEL, MODELS, Model
-from personafl.privacy import Privacy
-from personafl.runner import Schedule
+from personafl.settings import Local, Schedule, check
+from personafl.training.privacy import Privacy
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from personafl.algorithms.base import State
 from personafl.errors import RunError
+from personafl.states import State
 
 # The types that rows may have, as numpy and as safetensors call them.
 _KINDS = {"float64": "F64", "int64": "I64", "float32": "F32", "int32": "I32", "float16": "F16", "uint8": "U8",

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from personafl.settings import Local
 
-from personafl.algorithms import Apfl, Context, FedAvg, Local, Separate
+from personafl.algorithms import APFL, Context, FedAvg, Separate
 from personafl.errors import ConfigError
 from tests.oracles.quadratic import Quadratics, fixed_point, personal, quadratics, server, states, train
 
@@ -41,7 +42,7 @@ def by_hand(problem, cohorts, start, alpha, adaptive, lr=LR):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_every_round_equals_the_algorithm_by_hand(tmp_path, adaptive, engine):
     problem, start = quadratics(), np.array([1.0, -2.0, 3.0])
-    runner = train(problem, Apfl(ALPHA, adaptive), tmp_path, 3, LR, STEPS, start, engine=engine)
+    runner = train(problem, APFL(ALPHA, adaptive), tmp_path, 3, LR, STEPS, start, engine=engine)
     w, v, alpha = by_hand(problem, [range(4)] * 3, start, ALPHA, adaptive)
     np.testing.assert_allclose(server(runner), w, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(states(runner)["v"], v, rtol=1e-4, atol=1e-5)
@@ -53,7 +54,7 @@ def test_every_round_equals_the_algorithm_by_hand(tmp_path, adaptive, engine):
 
 def test_with_partial_participation_v_starts_from_the_first_w_received(tmp_path):
     problem, start = quadratics(clients=10), np.array([1.0, -2.0, 3.0])
-    runner = train(problem, Apfl(ALPHA, adaptive=True), tmp_path, 4, 0.05, STEPS, start, activity=0.2)
+    runner = train(problem, APFL(ALPHA, adaptive=True), tmp_path, 4, 0.05, STEPS, start, activity=0.2)
     assert runner.active.min() == 0 and runner.active.max() >= 2
     cohorts = [runner.schedule.cohort(0, r, 10) for r in range(1, 5)]
     w, v, alpha = by_hand(problem, cohorts, start, ALPHA, True, lr=0.05)
@@ -66,7 +67,7 @@ def test_with_partial_participation_v_starts_from_the_first_w_received(tmp_path)
 def test_at_a_fixed_alpha_the_mixture_is_the_clients_optimum(tmp_path, alpha):
     """One step a round: w rests at its fixed point, and α ∇f(αv + (1−α)w) = 0 leaves the mixture at z. v is not z."""
     problem = quadratics()
-    runner = train(problem, Apfl(alpha), tmp_path, 300 if alpha < 0.5 else 120, 0.35, 1)
+    runner = train(problem, APFL(alpha), tmp_path, 300 if alpha < 0.5 else 120, 0.35, 1)
     np.testing.assert_allclose(personal(runner), problem.z, rtol=1e-3, atol=1e-3)
     assert np.abs(states(runner)["v"] - problem.z).max(1).min() > 0.1
 
@@ -81,7 +82,7 @@ def test_with_more_steps_it_reaches_the_fixed_point_of_its_linear_map(tmp_path):
         return np.concatenate([np.mean([end[0] for end in ends], axis=0), *(end[1] for end in ends)])
 
     w, *v = fixed_point(one_round, 15).reshape(5, 3)
-    runner = train(problem, Apfl(alpha), tmp_path, 80, LR, STEPS)
+    runner = train(problem, APFL(alpha), tmp_path, 80, LR, STEPS)
     np.testing.assert_allclose(server(runner), w, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(states(runner)["v"], v, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(personal(runner), alpha * np.array(v) + (1 - alpha) * w, rtol=1e-3, atol=1e-3)
@@ -108,7 +109,7 @@ def one_step(alpha: float, lr: float, seed: int = 0):
     one = torch.ones((), dtype=torch.int64)
     ctx = Context(1, lr, Local(lr=lr), steps=one, samples=one, batch_size=one, copy=0 * one)
     carry = {"w": torch.tensor(w), "v": torch.tensor(v), "alpha": torch.tensor(alpha, dtype=torch.float64)}
-    after = Apfl(alpha, adaptive=True).step(carry, {}, Slope(A, z), ctx)
+    after = APFL(alpha, adaptive=True).step(carry, {}, Slope(A, z), ctx)
 
     def loss(share: float) -> float:
         offset = share * v + (1 - share) * w - problem.z[0]
@@ -132,14 +133,14 @@ def test_alpha_stays_between_zero_and_one(tmp_path):
     assert reached == {0.0, 1.0}
     problem, start = quadratics(), np.array([6.0, -6.0, 6.0])
     for rounds in (1, 2, 4):
-        alpha = states(train(problem, Apfl(ALPHA, adaptive=True), tmp_path, rounds, 0.2, STEPS, start))["alpha"]
+        alpha = states(train(problem, APFL(ALPHA, adaptive=True), tmp_path, rounds, 0.2, STEPS, start))["alpha"]
         assert alpha.min() >= 0 and alpha.max() <= 1
     assert set(alpha) & {0.0, 1.0}, "a bound should be reached here"
 
 
 def test_alpha_zero_is_the_global_model_of_fedavg_with_equal_weights(tmp_path):
     problem = quadratics()
-    runner = train(problem, Apfl(0.0), tmp_path, 3, LR, STEPS)
+    runner = train(problem, APFL(0.0), tmp_path, 3, LR, STEPS)
     w = server(train(problem, FedAvg("equal"), tmp_path, 3, LR, STEPS))
     np.testing.assert_array_equal(server(runner), w)
     np.testing.assert_array_equal(personal(runner), np.tile(w, (4, 1)))
@@ -149,26 +150,26 @@ def test_alpha_one_is_separate(tmp_path):
     problem = quadratics()
     for rounds in (1, 3):
         alone = personal(train(problem, Separate(), tmp_path, rounds, LR, STEPS))
-        np.testing.assert_array_equal(personal(train(problem, Apfl(1.0), tmp_path, rounds, LR, STEPS)), alone)
+        np.testing.assert_array_equal(personal(train(problem, APFL(1.0), tmp_path, rounds, LR, STEPS)), alone)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_global_model_is_that_of_fedavg_with_equal_weights_whatever_alpha(tmp_path, alpha):
     problem = quadratics()
     w = server(train(problem, FedAvg("equal"), tmp_path, 3, LR, STEPS, activity=0.5))
-    runner = train(problem, Apfl(alpha, adaptive=True), tmp_path, 3, LR, STEPS, activity=0.5)
+    runner = train(problem, APFL(alpha, adaptive=True), tmp_path, 3, LR, STEPS, activity=0.5)
     np.testing.assert_array_equal(server(runner), w)
 
 
 def test_identical_clients_share_one_mixture_at_the_common_optimum(tmp_path):
     problem = quadratics(alike=True)
-    runner = train(problem, Apfl(0.5), tmp_path, 60, 0.3, 5)
+    runner = train(problem, APFL(0.5), tmp_path, 60, 0.3, 5)
     np.testing.assert_allclose(server(runner), problem.z[0], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(personal(runner), problem.z, rtol=1e-3, atol=1e-3)
 
 
 def test_a_client_that_was_never_active_has_the_global_model(tmp_path):
-    runner = train(quadratics(clients=10), Apfl(ALPHA), tmp_path, 2, activity=0.1)
+    runner = train(quadratics(clients=10), APFL(ALPHA), tmp_path, 2, activity=0.1)
     idle = runner.active == 0
     assert idle.sum() >= 8
     np.testing.assert_allclose(personal(runner)[idle], np.tile(server(runner), (idle.sum(), 1)), rtol=1e-6)
@@ -176,12 +177,12 @@ def test_a_client_that_was_never_active_has_the_global_model(tmp_path):
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_traffic_is_one_model_up_and_one_down(tmp_path, adaptive):
-    runner = train(quadratics(), Apfl(adaptive=adaptive), tmp_path, rounds=3)
+    runner = train(quadratics(), APFL(adaptive=adaptive), tmp_path, rounds=3)
     assert runner.traffic == {"bytes_up": 3 * 4 * 3 * 4, "bytes_down": 3 * 4 * 3 * 4}
-    assert Apfl.traffic == ("1", "1")
+    assert APFL.traffic == ("1", "1")
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])
 def test_an_alpha_outside_zero_and_one_is_refused(alpha):
     with pytest.raises(ConfigError, match=rf"alpha = {alpha}: must be in \[0, 1\]"):
-        Apfl(alpha=alpha)
+        APFL(alpha=alpha)

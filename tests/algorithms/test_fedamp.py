@@ -3,19 +3,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from personafl.settings import Local
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import nn
 
 import personafl as pf
-from personafl.algorithms import FedAmp, HeurFedAmp, Local, Separate, Setting
+from personafl.algorithms import FedAMP, HeurFedAMP, JobInfo, Separate
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from tests.oracles.quadratic import Quadratics, personal, quadratics, server, states, train
 
 LR, STEPS = 0.05, 6
 SIGMA, ALPHA, LAM = 20.0, 5.0, 8.0  # for the 4 clients of `quadratics()`: ρ = λ/α = 1.6, bound σ/3
-EXPLICIT = FedAmp(sigma=SIGMA, alpha=ALPHA, lam=LAM)
+EXPLICIT = FedAMP(sigma=SIGMA, alpha=ALPHA, lam=LAM)
 EXACT = {"lr": 0.1, "steps": 150}  # local steps that solve (6) to float32 precision
 
 
@@ -61,7 +62,7 @@ def served(W: np.ndarray, round: int = 0) -> dict[str, torch.Tensor]:
     return {"models": torch.tensor(W, dtype=torch.float32), "round": torch.tensor(round)}
 
 
-def weights(algorithm: FedAmp | HeurFedAmp, W: np.ndarray, round: int = 0) -> np.ndarray:
+def weights(algorithm: FedAMP | HeurFedAMP, W: np.ndarray, round: int = 0) -> np.ndarray:
     return algorithm.report_server(served(W, round))["weights"].double().numpy()
 
 
@@ -105,7 +106,7 @@ def random_models(seed: int, clients: int, scale: float, alike: bool) -> np.ndar
 
 
 models = st.builds(random_models, st.integers(0, 10**6), st.integers(1, 9), st.floats(1e-3, 1e3), st.booleans())
-algorithms = [FedAmp(), FedAmp(sigma=1.0, alpha=0.125), FedAmp(sigma=2.0), HeurFedAmp(), HeurFedAmp(sigma=30.0)]
+algorithms = [FedAMP(), FedAMP(sigma=1.0, alpha=0.125), FedAMP(sigma=2.0), HeurFedAMP(), HeurFedAMP(sigma=30.0)]
 
 
 @pytest.mark.parametrize("algorithm", algorithms, ids=repr)
@@ -122,7 +123,7 @@ def test_rows_are_convex_combinations(algorithm, W):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), clients=st.integers(2, 8), scale=st.floats(0.01, 100.0), share=st.floats(0.1, 1.0))
 def test_left_out_sigma_and_alpha_follow_the_scale_of_the_models(seed, clients, scale, share):
-    W, algorithm = random_models(seed, clients, 1.0, False), FedAmp(sigma_scale=0.5, alpha_fraction=share)
+    W, algorithm = random_models(seed, clients, 1.0, False), FedAMP(sigma_scale=0.5, alpha_fraction=share)
     xi = weights(algorithm, W)
     assert (1 - np.diag(xi)).max() == pytest.approx(share, rel=1e-4)
     close(weights(algorithm, scale * W), xi)
@@ -136,19 +137,19 @@ def test_distances_of_models_close_to_each_other_and_far_from_zero():
     rng = np.random.default_rng(0)
     W = (100 * rng.standard_normal(2000) + 0.01 * rng.standard_normal((5, 2000))).astype(np.float32).astype(np.float64)
     sigma = float(np.median(squared_distance(W)))
-    close(weights(FedAmp(sigma=sigma, alpha=sigma / 8), W), attention(W, sigma, sigma / 8), rtol=1e-4)
+    close(weights(FedAMP(sigma=sigma, alpha=sigma / 8), W), attention(W, sigma, sigma / 8), rtol=1e-4)
 
 
 def test_weights_are_those_of_the_formula_and_the_pull_grows_as_alpha_decays():
     W = random_models(1, 4, 2.0, False)
-    algorithm = FedAmp(sigma=SIGMA, alpha=ALPHA, lam=LAM, alpha_decay=0.5, alpha_decay_every=3)
+    algorithm = FedAMP(sigma=SIGMA, alpha=ALPHA, lam=LAM, alpha_decay=0.5, alpha_decay_every=3)
     for round, alpha in ((0, ALPHA), (2, ALPHA), (3, ALPHA / 2), (7, ALPHA / 4)):
         close(weights(algorithm, W, round), attention(W, SIGMA, alpha))
         assert float(algorithm.send(served(W, round), torch.arange(4)).shared["pull"]) == pytest.approx(LAM / alpha)
 
 
 def test_partial_participation_keeps_the_latest_model_of_everybody(tmp_path):
-    problem, algorithm = quadratics(clients=6), FedAmp(sigma=SIGMA, alpha=2.0, lam=LAM)
+    problem, algorithm = quadratics(clients=6), FedAMP(sigma=SIGMA, alpha=2.0, lam=LAM)
     runner = train(problem, algorithm, tmp_path, rounds=0, lr=LR, steps=STEPS, activity=0.34)
     W, before = np.zeros((6, 3)), np.zeros(6)
     for _ in range(2):
@@ -164,7 +165,7 @@ def test_partial_participation_keeps_the_latest_model_of_everybody(tmp_path):
     close(personal(runner)[~idle], W[~idle])
 
 
-@pytest.mark.parametrize("algorithm", [FedAmp(), HeurFedAmp()], ids=["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("algorithm", [FedAMP(), HeurFedAMP()], ids=["fedamp", "heurfedamp"])
 def test_models_of_clients_that_were_never_active_do_not_depend_on_the_memory(tmp_path, algorithm):
     runner = train(quadratics(clients=8), algorithm, tmp_path, rounds=2, lr=LR, activity=0.5, start=np.ones(3))
     whole = personal(runner)
@@ -172,7 +173,7 @@ def test_models_of_clients_that_were_never_active_do_not_depend_on_the_memory(tm
     close(personal(runner), whole)
 
 
-@pytest.mark.parametrize("algorithm", [FedAmp(pull=0.0), HeurFedAmp(pull=0.0)], ids=["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("algorithm", [FedAMP(pull=0.0), HeurFedAMP(pull=0.0)], ids=["fedamp", "heurfedamp"])
 def test_one_client_without_pull_is_separate(tmp_path, algorithm):
     problem = quadratics(clients=1)
     alone = personal(train(problem, Separate(), tmp_path, rounds=3))
@@ -184,11 +185,11 @@ def test_a_tiny_alpha_is_separate_with_a_pull_to_the_own_model(tmp_path, pull):
     problem, W = quadratics(), np.zeros((4, 3))
     for _ in range(3):
         W = np.stack([local_result(problem, m, W[m], pull) for m in range(4)])
-    algorithm = FedAmp(sigma=SIGMA, alpha=1e-9, pull=pull)
+    algorithm = FedAMP(sigma=SIGMA, alpha=1e-9, pull=pull)
     close(personal(train(problem, algorithm, tmp_path, rounds=3, lr=LR, steps=STEPS)), W)
 
 
-@pytest.mark.parametrize("algorithm", [FedAmp(), EXPLICIT, HeurFedAmp()], ids=["auto", "explicit", "heurfedamp"])
+@pytest.mark.parametrize("algorithm", [FedAMP(), EXPLICIT, HeurFedAMP()], ids=["auto", "explicit", "heurfedamp"])
 def test_identical_clients_stay_identical(tmp_path, algorithm):
     problem = quadratics(alike=True)
     W = personal(train(problem, algorithm, tmp_path, rounds=4, lr=0.1, steps=STEPS))
@@ -205,9 +206,9 @@ def test_weights_of_three_clients_by_hand():
     """
     expected = [[0.4, 0.461115, 0.138885], [0.240787, 0.4, 0.359213], [0.100789, 0.499211, 0.4]]
     W = np.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0]])
-    close(weights(HeurFedAmp(self_weight=0.4, sigma=2.0), W), expected)
+    close(weights(HeurFedAMP(self_weight=0.4, sigma=2.0), W), expected)
     ids = torch.tensor([2, 0])
-    sent = HeurFedAmp(self_weight=0.4, sigma=2.0, pull=3.0).send(served(W, 5), ids)
+    sent = HeurFedAMP(self_weight=0.4, sigma=2.0, pull=3.0).send(served(W, 5), ids)
     np.testing.assert_allclose(sent.each["u"].numpy(), np.array(expected)[ids] @ W, rtol=1e-5)
     assert float(sent.shared["pull"]) == 3.0
 
@@ -215,7 +216,7 @@ def test_weights_of_three_clients_by_hand():
 @pytest.mark.parametrize("sigma", [0.0, 5.0, None])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
 def test_the_own_weight_is_on_the_diagonal(sigma, share):
-    xi = weights(HeurFedAmp(self_weight=share, sigma=sigma), random_models(3, 5, 1.0, False))
+    xi = weights(HeurFedAMP(self_weight=share, sigma=sigma), random_models(3, 5, 1.0, False))
     np.testing.assert_allclose(np.diag(xi), share, atol=1e-6)
     if sigma == 0:
         np.testing.assert_allclose(xi[~np.eye(5, dtype=bool)], (1 - share) / 4, rtol=1e-5)
@@ -223,15 +224,15 @@ def test_the_own_weight_is_on_the_diagonal(sigma, share):
 
 def test_identical_models_have_uniform_weights():
     W = random_models(0, 4, 1.0, True)
-    close(weights(HeurFedAmp(self_weight=0.4), W), np.full((4, 4), 0.2) + 0.2 * np.eye(4), rtol=1e-3)
-    close(weights(FedAmp(alpha_fraction=0.8), W), np.full((4, 4), 0.8 / 3) - (0.8 / 3 - 0.2) * np.eye(4), rtol=1e-4)
+    close(weights(HeurFedAMP(self_weight=0.4), W), np.full((4, 4), 0.2) + 0.2 * np.eye(4), rtol=1e-3)
+    close(weights(FedAMP(alpha_fraction=0.8), W), np.full((4, 4), 0.8 / 3) - (0.8 / 3 - 0.2) * np.eye(4), rtol=1e-4)
 
 
 def test_left_out_sigma_is_the_contrast_over_the_spread_of_the_cosines():
     W = random_models(4, 5, 1.0, False)
     unit = W / np.linalg.norm(W, axis=1, keepdims=True)
     spread = (unit @ unit.T)[~np.eye(5, dtype=bool)].std()
-    close(weights(HeurFedAmp(contrast=2.0), W), weights(HeurFedAmp(sigma=2.0 / spread), W))
+    close(weights(HeurFedAMP(contrast=2.0), W), weights(HeurFedAMP(sigma=2.0 / spread), W))
 
 
 def three_groups() -> Federation:
@@ -248,7 +249,7 @@ def three_groups() -> Federation:
     return Federation.from_clients(data, classes=10)
 
 
-@pytest.mark.parametrize("algorithm", [FedAmp(), HeurFedAmp()], ids=["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("algorithm", [FedAMP(), HeurFedAMP()], ids=["fedamp", "heurfedamp"])
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_three_groups_are_three_blocks(tmp_path, algorithm, model):
     torch.manual_seed(0)
@@ -264,25 +265,25 @@ def test_three_groups_are_three_blocks(tmp_path, algorithm, model):
     assert xi[alike & ~np.eye(18, dtype=bool)].mean() >= 3 * xi[~alike].mean()
 
 
-@pytest.mark.parametrize("algorithm", [EXPLICIT, HeurFedAmp()], ids=["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("algorithm", [EXPLICIT, HeurFedAMP()], ids=["fedamp", "heurfedamp"])
 def test_traffic_is_one_model_up_and_one_model_with_the_pull_down(tmp_path, algorithm):
     runner = train(quadratics(), algorithm, tmp_path, rounds=3)
     assert runner.traffic == {"bytes_up": 3 * 4 * 3 * 4, "bytes_down": 3 * 4 * (3 * 4 + 4)}
 
 
 def test_alpha_beyond_its_bound_is_refused():
-    setting = Setting((("weight", 3),), 5, Local(), False)
-    FedAmp(sigma=2.0, alpha=0.5).prepare(setting)
+    setting = JobInfo((("weight", 3),), 5, Local(), False)
+    FedAMP(sigma=2.0, alpha=0.5).prepare(setting)
     with pytest.raises(ConfigError, match=r"alpha = 0.51: must be at most σ/\(m−1\) = 0.5 for 5 clients.*ξ_ii"):
-        FedAmp(sigma=2.0, alpha=0.51).prepare(setting)
+        FedAMP(sigma=2.0, alpha=0.51).prepare(setting)
     with pytest.raises(ConfigError, match=r"alpha is given without algorithm.sigma.*σ/\(m−1\)"):
-        FedAmp(alpha=0.1)
+        FedAMP(alpha=0.1)
 
 
 WRONG = [
-    (FedAmp, [("sigma", 0), ("lam", 0), ("sigma_scale", 0), ("alpha_fraction", 0), ("alpha_fraction", 1.1)]),
-    (FedAmp, [("alpha", -1), ("alpha_decay", 0), ("alpha_decay", 1.5), ("alpha_decay_every", 0), ("pull", -1)]),
-    (HeurFedAmp, [("self_weight", 1.0), ("self_weight", -0.1), ("sigma", -1), ("contrast", -1), ("pull", -1)]),
+    (FedAMP, [("sigma", 0), ("lam", 0), ("sigma_scale", 0), ("alpha_fraction", 0), ("alpha_fraction", 1.1)]),
+    (FedAMP, [("alpha", -1), ("alpha_decay", 0), ("alpha_decay", 1.5), ("alpha_decay_every", 0), ("pull", -1)]),
+    (HeurFedAMP, [("self_weight", 1.0), ("self_weight", -0.1), ("sigma", -1), ("contrast", -1), ("pull", -1)]),
 ]
 
 

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from personafl.settings import Local, Schedule
 from torch import nn
 
-from personafl.algorithms import Algorithm, FedAvg, FedPer, Local, Separate, Uploads
-from personafl.clients import LocalClients
+from personafl.algorithms import Algorithm, FedAvg, FedPer, Separate, Uploads
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
-from personafl.evaluation import personal_models
 from personafl.federation import Federation
-from personafl.folder import RunFolder
-from personafl.runner import Runner, Schedule
-from personafl.task import Task
+from personafl.kernels.task import Task
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import LocalClients
+from personafl.training.evaluation import personal_models
+from personafl.training.runner import Runner
 
 LR, STEPS, SIZES = 0.3, 4, (5, 12, 8)
 PARAMETERS = {"0.weight": 30, "0.bias": 5, "2.weight": 20, "2.bias": 4, "4.weight": 12, "4.bias": 3}

@@ -3,16 +3,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from personafl.settings import Local, Schedule
 from torch import nn
 
-from personafl.algorithms import Context, FedAvg, Local, PerFedAvg
-from personafl.clients import LocalClients
+from personafl.algorithms import Context, FedAvg, PerFedAvg
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
-from personafl.folder import RunFolder
-from personafl.runner import Runner, Schedule
-from personafl.task import Task
+from personafl.kernels.task import Task
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import LocalClients
+from personafl.training.runner import Runner
 from tests.oracles.quadratic import Quadratics, fixed_point, personal, quadratics, server, train
 
 LR, STEPS, ALPHA = 0.1, 4, 0.15

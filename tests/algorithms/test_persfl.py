@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from personafl.settings import Local
 from scipy.special import entr, log_softmax, softmax
 from torch import nn
 
 import personafl as pf
-from personafl.algorithms import FedAvg, Local, PersFL, PersFLGD
+from personafl.algorithms import FedAvg, PersFL, PersFLGD
 from personafl.algorithms.persfl import distillation, distillation_by_cross_entropy
 from personafl.errors import ConfigError
 from personafl.federation import Federation

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from personafl import theory
 from personafl.algorithms import FedAvg, SelfFL
 from personafl.algorithms.base import Uploads
 from personafl.algorithms.selffl import online_variance
 from personafl.errors import ConfigError
+from personafl_papers import theory
 from tests.oracles.quadratic import personal, quadratics, server, states, train
 from tests.oracles.selffl import ByHand, context, follow, handmade, message, reported
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from personafl import theory
 from personafl.algorithms import FedAvg, SelfFL, SelfFLAug
 from personafl.errors import ConfigError
+from personafl_papers import theory
 from tests.oracles.quadratic import personal, quadratics, server, states, train
 from tests.oracles.selffl import ByHand, Known, KnownAug, context, follow, handmade, message, reported, with_known
 

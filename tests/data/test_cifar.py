@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.data import Cifar10, Cifar100, Iid, build, cifar
-from personafl.data.files import find
+from personafl.data import CIFAR10, CIFAR100, IID, build, cifar
+from personafl.data.readers import find
 from personafl.data.sources.cifar100 import SUPERCLASSES
 from personafl.errors import ConfigError, DataError
 from tests.data.test_pickles import attack, python_2
 
 EACH = 5  # images in a batch
 BATCHES = {
-    Cifar10: ("cifar-10-batches-py", [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]),
-    Cifar100: ("cifar-100-python", ["train", "test"]),
+    CIFAR10: ("cifar-10-batches-py", [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]),
+    CIFAR100: ("cifar-100-python", ["train", "test"]),
 }
-BINARY = {Cifar10: "cifar-10-batches-bin", Cifar100: "cifar-100-binary"}
-ARCHIVES = {Cifar10: "cifar-10-{}.tar.gz", Cifar100: "cifar-100-{}.tar.gz"}
-CLASSES = {Cifar10: 10, Cifar100: 100}
+BINARY = {CIFAR10: "cifar-10-batches-bin", CIFAR100: "cifar-100-binary"}
+ARCHIVES = {CIFAR10: "cifar-10-{}.tar.gz", CIFAR100: "cifar-100-{}.tar.gz"}
+CLASSES = {CIFAR10: 10, CIFAR100: 100}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def python_2_batch(source, images, labels):
     """A batch as it is in the python version, with its entries in their order."""
     data = images.reshape(len(images), math.prod(images.shape[1:]))
     names = [f"camion_s_{number:06}.png" for number in range(len(labels))]
-    if source is Cifar10:
+    if source is CIFAR10:
         entries = {"batch_label": "training batch 1 of 5", "labels": [*labels], "data": data, "filenames": names}
     else:
         coarse = SUPERCLASSES[labels].tolist()
@@ -61,12 +61,12 @@ def python_2_batch(source, images, labels):
 
 def python_3_batch(source, images, labels):
     data, labels = images.reshape(len(images), -1), list(map(int, labels))
-    return pickle.dumps({"data": data, "labels" if source is Cifar10 else "fine_labels": labels}, protocol=2)
+    return pickle.dumps({"data": data, "labels" if source is CIFAR10 else "fine_labels": labels}, protocol=2)
 
 
 def binary(source, images, labels):
     columns = [labels[:, None], images.reshape(len(images), -1)]
-    if source is Cifar100:
+    if source is CIFAR100:
         columns.insert(0, SUPERCLASSES[labels][:, None].astype(np.uint8))
     return np.concatenate(columns, axis=1).tobytes()
 
@@ -119,7 +119,7 @@ def write(folder, source, batches, form):
         write_files(folder, files(source, batches, write_as))
 
 
-@pytest.mark.parametrize("source", [Cifar10, Cifar100])
+@pytest.mark.parametrize("source", [CIFAR10, CIFAR100])
 @pytest.mark.parametrize(
     "form", ["npz", "python-2", "python-2-archive", "python-3", "python-3-archive", "binary", "binary-archive"]
 )
@@ -139,28 +139,28 @@ def test_every_form_gives_the_same_pool(folder, source, form):
 
 
 def test_the_first_values_of_a_batch_are_the_red_ones_of_the_first_row(folder):
-    batches = arrays(Cifar10, each=1)
+    batches = arrays(CIFAR10, each=1)
     batches[0][0][:] = 0
     batches[0][0][0, 0, 0] = np.arange(32)
     for form in ("npz", "binary", "python-2"):
-        write(folder, Cifar10, batches, form)
+        write(folder, CIFAR10, batches, form)
     for written in (folder / "cifar10.npz", folder / "cifar-10-batches-py" / "test_batch", None):
-        x = Cifar10(normalize="unit").load(0).x
+        x = CIFAR10(normalize="unit").load(0).x
         assert np.rint(x[0, 0, 0] * 255).tolist() == list(range(32)) and not x[0, 1:].any() and not x[0, 0, 1:].any()
         if written:
             written.unlink()
 
 
 def test_normalizations_are_those_of_torchvision_to_the_bit(folder):
-    batches = arrays(Cifar10)
+    batches = arrays(CIFAR10)
     batches[0][0].reshape(-1)[:256] = np.arange(256)
-    write(folder, Cifar10, batches, "binary")
+    write(folder, CIFAR10, batches, "binary")
     to_tensor = torch.from_numpy(np.concatenate([images for images, _ in batches])).to(torch.float32).div(255)
-    assert torch.equal(torch.from_numpy(Cifar10(normalize="unit").load(0).x.copy()), to_tensor)
+    assert torch.equal(torch.from_numpy(CIFAR10(normalize="unit").load(0).x.copy()), to_tensor)
     half = to_tensor.clone().sub_(torch.tensor(0.5)).div_(torch.tensor(0.5))
-    assert torch.equal(torch.from_numpy(Cifar10().load(0).x.copy()), half)
+    assert torch.equal(torch.from_numpy(CIFAR10().load(0).x.copy()), half)
     assert half.min() == -1 and half.max() == 1
-    for source in (Cifar10, Cifar100):
+    for source in (CIFAR10, CIFAR100):
         with pytest.raises(ConfigError, match=f"data {source.name}: normalize = 'fedprox' must be half or unit"):
             source(normalize="fedprox")
 
@@ -181,23 +181,23 @@ def test_coarse_labels_are_those_of_the_published_table_of_superclasses(folder):
     groups = [group.split() for group in TABLE.split("|")]
     classes = sorted(name for group in groups for name in group)
     assert SUPERCLASSES.tolist() == [next(g for g, group in enumerate(groups) if name in group) for name in classes]
-    batches = arrays(Cifar100)
+    batches = arrays(CIFAR100)
     batches[0][1][:3] = [classes.index(name) for name in ("maple_tree", "apple", "tractor")]
-    write(folder, Cifar100, batches, "npz")
-    coarse = Cifar100(labels="coarse").load(0)
+    write(folder, CIFAR100, batches, "npz")
+    coarse = CIFAR100(labels="coarse").load(0)
     assert coarse.y[:3].tolist() == [17, 4, 19] and coarse.classes == 20 and coarse.y.dtype == np.int64
     with pytest.raises(ConfigError, match="data cifar100: labels = 'super' must be fine or coarse"):
-        Cifar100(labels="super")
+        CIFAR100(labels="super")
 
 
 def test_default_shares_are_three_quarters_and_five_sixths(folder):
-    for source, sizes in ((Cifar10, (45, 15)), (Cifar100, (50, 10))):
+    for source, sizes in ((CIFAR10, (45, 15)), (CIFAR100, (50, 10))):
         write(folder, source, arrays(source, each=60 // len(BATCHES[source][1])), "binary")
-        fed = build(source(), Iid(clients=1))
+        fed = build(source(), IID(clients=1))
         assert (fed.sizes("train")[0], fed.sizes("test")[0]) == sizes and fed.sizes("val")[0] == 0
 
 
-@pytest.mark.parametrize("source", [Cifar10, Cifar100])
+@pytest.mark.parametrize("source", [CIFAR10, CIFAR100])
 def test_what_is_not_there_is_asked_for_with_where_to_get_it(folder, source):
     archive = ARCHIVES[source].format("python")
     with pytest.raises(DataError, match=rf"data {source.name} is not in .*{archive}.*cs\.toronto\.edu/~kriz/{archive}"):
@@ -220,42 +220,42 @@ def refused(folder, source, members, said, kind="python"):
 
 
 def test_an_archive_must_have_every_batch(folder):
-    members = files(Cifar10, arrays(Cifar10))
+    members = files(CIFAR10, arrays(CIFAR10))
     del members["cifar-10-batches-py/data_batch_3"]
-    refused(folder, Cifar10, members, "has no file cifar-10-batches-py/data_batch_3; get the file again")
-    refused(folder, Cifar10, {}, "has no file cifar-10-batches-py/data_batch_1")
+    refused(folder, CIFAR10, members, "has no file cifar-10-batches-py/data_batch_3; get the file again")
+    refused(folder, CIFAR10, {}, "has no file cifar-10-batches-py/data_batch_1")
 
 
 def test_one_data_set_is_not_taken_for_the_other(folder):
-    hundred = arrays(Cifar100)
-    refused(folder, Cifar10, files(Cifar100, hundred), "has no file cifar-10-batches-py/data_batch_1")
-    renamed = dict.fromkeys(files(Cifar10, arrays(Cifar10)), python_2_batch(Cifar100, *hundred[0]))
-    refused(folder, Cifar10, renamed, "data_batch_1 has no 'labels'; expected data, labels, found filenames, batch_lab")
-    renamed = dict.fromkeys(files(Cifar10, arrays(Cifar10), binary), binary(Cifar100, *hundred[0]))
+    hundred = arrays(CIFAR100)
+    refused(folder, CIFAR10, files(CIFAR100, hundred), "has no file cifar-10-batches-py/data_batch_1")
+    renamed = dict.fromkeys(files(CIFAR10, arrays(CIFAR10)), python_2_batch(CIFAR100, *hundred[0]))
+    refused(folder, CIFAR10, renamed, "data_batch_1 has no 'labels'; expected data, labels, found filenames, batch_lab")
+    renamed = dict.fromkeys(files(CIFAR10, arrays(CIFAR10), binary), binary(CIFAR100, *hundred[0]))
     (folder / "cifar-10-python.tar.gz").unlink()
-    refused(folder, Cifar10, renamed, r"is 15370 bytes long, no multiple of the 3073 of", kind="binary")
+    refused(folder, CIFAR10, renamed, r"is 15370 bytes long, no multiple of the 3073 of", kind="binary")
     write_npz(folder / "cifar10.npz", [(images, labels | 16) for images, labels in hundred])
     with pytest.raises(DataError, match=r"cifar10\.npz \(train\): label \d+ of sample 0 must be in 0 to 9"):
-        Cifar10().load(0)
-    ten = arrays(Cifar10, each=10)
+        CIFAR10().load(0)
+    ten = arrays(CIFAR10, each=10)
     ten[0][1][:] = cifar.CIFAR10_FIRST
     write_npz(folder / "cifar100.npz", ten)
     with pytest.raises(DataError, match=r"cifar100\.npz \(train\) is of cifar10, not of cifar100"):
-        Cifar100().load(0)
+        CIFAR100().load(0)
 
 
-IMAGES, LABELS = arrays(Cifar10)[0]
+IMAGES, LABELS = arrays(CIFAR10)[0]
 
 
 @pytest.mark.parametrize(
     "content, said",
     [
-        (python_2_batch(Cifar10, IMAGES, LABELS[:-1]), "has 5 images and 4 labels; they must be as many"),
-        (python_2_batch(Cifar10, IMAGES[:0], LABELS[:0]), "has 0 images and 0 labels"),
-        (python_2_batch(Cifar10, IMAGES, [*LABELS[:-1], 10]), "label 10 of sample 4 must be in 0 to 9"),
-        (python_2_batch(Cifar10, IMAGES, [*LABELS[:-1], 256]), "'labels' is not a list of class numbers"),
-        (python_2_batch(Cifar10, IMAGES, [*LABELS[:-1], -1]), "'labels' is not a list of class numbers"),
-        (python_2_batch(Cifar10, IMAGES[:, :2], LABELS), r"'data' has shape \(5, 2048\), expected \(N, 3072\)"),
+        (python_2_batch(CIFAR10, IMAGES, LABELS[:-1]), "has 5 images and 4 labels; they must be as many"),
+        (python_2_batch(CIFAR10, IMAGES[:0], LABELS[:0]), "has 0 images and 0 labels"),
+        (python_2_batch(CIFAR10, IMAGES, [*LABELS[:-1], 10]), "label 10 of sample 4 must be in 0 to 9"),
+        (python_2_batch(CIFAR10, IMAGES, [*LABELS[:-1], 256]), "'labels' is not a list of class numbers"),
+        (python_2_batch(CIFAR10, IMAGES, [*LABELS[:-1], -1]), "'labels' is not a list of class numbers"),
+        (python_2_batch(CIFAR10, IMAGES[:, :2], LABELS), r"'data' has shape \(5, 2048\), expected \(N, 3072\)"),
         (
             pickle.dumps({"data": IMAGES.ravel(), "labels": [1]}, 2),
             r"'data' has shape \(15360,\), expected \(N, 3072\)",
@@ -263,7 +263,7 @@ IMAGES, LABELS = arrays(Cifar10)[0]
         (pickle.dumps({"data": [1], "labels": [1]}, 2), r"'data' has no array, expected \(N, 3072\)"),
         (pickle.dumps({"data": IMAGES.reshape(5, -1), "labels": [True] * 5}, 2), "'labels' is not a list of class num"),
         (pickle.dumps({"data": IMAGES.reshape(5, -1), "labels": LABELS}, 2), "'labels' is not a list of class numbers"),
-        (python_2_batch(Cifar10, IMAGES, LABELS)[:-700], "is not a pickle as CIFAR's are"),
+        (python_2_batch(CIFAR10, IMAGES, LABELS)[:-700], "is not a pickle as CIFAR's are"),
         (b"\x1f\x8b\x08\x00", "is not a pickle as CIFAR's are: at position 0"),
         (b"", "is 0 bytes long, expected 1 to"),
     ],
@@ -271,26 +271,26 @@ IMAGES, LABELS = arrays(Cifar10)[0]
 )
 def test_a_malformed_batch_is_named(folder, content, said):
     name = "cifar-10-batches-py/data_batch_2"
-    members = files(Cifar10, arrays(Cifar10)) | {name: content}
-    refused(folder, Cifar10, members, said)
+    members = files(CIFAR10, arrays(CIFAR10)) | {name: content}
+    refused(folder, CIFAR10, members, said)
     (folder / "cifar-10-python.tar.gz").unlink()
     write_files(folder, members)
     with pytest.raises(DataError, match=said) as caught:
-        Cifar10().load(0)
+        CIFAR10().load(0)
     assert str(folder / name) in str(caught.value)
 
 
 @pytest.mark.parametrize("length", [0, 1, 3072, 3074])
 def test_a_malformed_binary_batch_is_named(folder, length):
-    members = files(Cifar10, arrays(Cifar10), binary) | {"cifar-10-batches-bin/test_batch.bin": bytes(length)}
-    refused(folder, Cifar10, members, rf"test_batch\.bin is {length} bytes long", kind="binary")
+    members = files(CIFAR10, arrays(CIFAR10), binary) | {"cifar-10-batches-bin/test_batch.bin": bytes(length)}
+    refused(folder, CIFAR10, members, rf"test_batch\.bin is {length} bytes long", kind="binary")
 
 
 def test_a_batch_with_code_is_refused_and_nothing_is_executed(folder):
     made = folder.parent / "made"
     for name in ("os.system", "posix.system", "__builtin__.eval", "subprocess.call", "os.popen"):
-        members = files(Cifar10, arrays(Cifar10)) | {"cifar-10-batches-py/test_batch": attack(made)[name]}
-        refused(folder, Cifar10, members, f"test_batch asks for {name}, which CIFAR's files never do")
+        members = files(CIFAR10, arrays(CIFAR10)) | {"cifar-10-batches-py/test_batch": attack(made)[name]}
+        refused(folder, CIFAR10, members, f"test_batch asks for {name}, which CIFAR's files never do")
         assert not made.exists()
 
 
@@ -307,7 +307,7 @@ def test_an_npz_must_have_the_arrays_in_their_shapes(folder):
     ):
         np.savez(file, **{"x_train": x, "y_train": y, "x_test": x, "y_test": y} | change)
         with pytest.raises(DataError, match=said):
-            Cifar10().load(0)
+            CIFAR10().load(0)
 
 
 def info(name, kind=tarfile.REGTYPE, target="", size=0):
@@ -317,8 +317,8 @@ def info(name, kind=tarfile.REGTYPE, target="", size=0):
 
 
 def test_members_with_climbing_names_links_and_devices_are_passed_over_or_refused(folder):
-    batches = arrays(Cifar10)
-    good = files(Cifar10, batches)
+    batches = arrays(CIFAR10)
+    good = files(CIFAR10, batches)
     strange = {
         "../climbing": b"x" * 700,
         "/tmp/absolute": b"x",
@@ -331,28 +331,28 @@ def test_members_with_climbing_names_links_and_devices_are_passed_over_or_refuse
     }
     first = "cifar-10-batches-py/data_batch_1"
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, b"S"):
-        refused(folder, Cifar10, good | {first: info(first, kind, "/etc/passwd")}, f"{first} is not a plain file")
+        refused(folder, CIFAR10, good | {first: info(first, kind, "/etc/passwd")}, f"{first} is not a plain file")
     before = sorted(folder.parent.rglob("*"))
     (folder / "cifar-10-python.tar.gz").write_bytes(tar(strange | good))
-    samples = Cifar10(normalize="unit").load(0)
+    samples = CIFAR10(normalize="unit").load(0)
     assert np.array_equal(np.rint(samples.x[:EACH] * 255), batches[0][0])
     cache = folder.parent / "cache"
     assert [path for path in sorted(folder.parent.rglob("*")) if path != cache and cache not in path.parents] == before
 
 
 def test_archives_with_long_names_are_read(folder):
-    batches = arrays(Cifar10)
+    batches = arrays(CIFAR10)
     for format_ in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w:gz", format=format_) as archive:
-            for name, content in {"a/" * 200 + "b": b"x", "größe": b"x", **files(Cifar10, batches)}.items():
+            for name, content in {"a/" * 200 + "b": b"x", "größe": b"x", **files(CIFAR10, batches)}.items():
                 archive.addfile(info(name, size=len(content)), io.BytesIO(content))
         (folder / "cifar-10-python.tar.gz").write_bytes(out.getvalue())
-        assert np.array_equal(np.rint(Cifar10("unit").load(0).x[:EACH] * 255), batches[0][0])
+        assert np.array_equal(np.rint(CIFAR10("unit").load(0).x[:EACH] * 255), batches[0][0])
 
 
 def test_a_damaged_archive_is_named(folder):
-    content = tar(files(Cifar10, arrays(Cifar10)))
+    content = tar(files(CIFAR10, arrays(CIFAR10)))
     for damaged, said in (
         (b"", "has no file"),
         (b"PK\x03\x04" + content, "Not a gzipped file"),
@@ -365,7 +365,7 @@ def test_a_damaged_archive_is_named(folder):
         (gzip.compress(gzip.decompress(content)[:700]), "it ends inside a file"),
         (gzip.compress(gzip.decompress(content)[:100]), "truncated header"),
     ):
-        refused(folder, Cifar10, damaged, said)
+        refused(folder, CIFAR10, damaged, said)
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused_without_taking_memory(folder, monkeypatch):
@@ -388,7 +388,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_without_taking_memory(fo
     ):
         packed = gzip.compress(archive, 1)
         tracemalloc.start()
-        refused(folder, Cifar10, packed, said)
+        refused(folder, CIFAR10, packed, said)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 6_000_000
@@ -399,7 +399,7 @@ def test_the_real_cifar10_is_as_published(tmp_path, monkeypatch):
     if find("cifar10.npz") is None:
         pytest.skip("cifar10.npz is not in the data directories; PERSONAFL_DATA names one")
     monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path))
-    samples = Cifar10(normalize="unit").load(0)
+    samples = CIFAR10(normalize="unit").load(0)
     assert samples.x.shape == (60_000, 3, 32, 32)
     assert np.bincount(samples.y).tolist() == [6000] * 10
     assert np.bincount(samples.y[50_000:]).tolist() == [1000] * 10

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from personafl.config import parse
-from personafl.data import Emnist, Iid, build
-from personafl.data.files import read_zipped_idx
+from personafl.data import EMNIST, IID, build
+from personafl.data.readers import read_zipped_idx
 from personafl.errors import ConfigError, DataError
 
 SIZES = {"train": 70, "test": 35}
@@ -71,7 +71,7 @@ def assert_pool(samples, images, labels):
 def test_the_official_zip_is_read_without_unpacking_it(folder, split):
     images, labels, files = small(split)
     write_zip(folder / "gzip.zip", files)
-    samples = Emnist(split).load(0)
+    samples = EMNIST(split).load(0)
     assert_pool(samples, images, labels)
     assert samples.classes == COUNTS[split]
     assert [path.name for path in folder.rglob("*")] == ["gzip.zip"]
@@ -85,32 +85,32 @@ def test_the_files_are_found_where_people_have_them(folder, place, packed):
     for name, content in files.items():
         file = folder / place / (f"{name}.gz" if packed else name)
         file.write_bytes(gzip.compress(content) if packed else content)
-    assert_pool(Emnist().load(0), images, labels)
+    assert_pool(EMNIST().load(0), images, labels)
 
 
 @pytest.mark.parametrize("place", ["EMNIST/raw/gzip.zip", "emnist/gzip.zip", "emnist.zip"])
 def test_the_zip_is_found_where_people_have_it(folder, place):
     images, labels, files = small("digits")
     write_zip(folder / place, files)
-    assert_pool(Emnist("digits").load(0), images, labels)
+    assert_pool(EMNIST("digits").load(0), images, labels)
 
 
 def test_fedprox_has_the_small_letters_a_to_j(folder):
     images, labels, files = small("byclass")
     write_zip(folder / "gzip.zip", files)
     kept = (labels >= 36) & (labels <= 45)
-    samples = Emnist(classes="abcdefghij").load(0)
+    samples = EMNIST(classes="abcdefghij").load(0)
     assert_pool(samples, images[kept], labels[kept].astype(int) - 36)
     assert samples.classes == 10
-    few = Emnist(classes="z0A").load(0)
+    few = EMNIST(classes="z0A").load(0)
     assert few.classes == 3
     assert few.y.tolist() == [{61: 0, 0: 1, 10: 2}[y] for y in labels.tolist() if y in (61, 0, 10)]
-    fed = build(Emnist(classes="abcdefghij"), Iid(2))
+    fed = build(EMNIST(classes="abcdefghij"), IID(2))
     assert fed.classes == 10 and len(fed.x) == kept.sum() and fed.x.shape[1:] == (1, 28, 28)
 
 
 def test_the_characters_of_each_split():
-    names = {split: Emnist(split)._kept for split in COUNTS}
+    names = {split: EMNIST(split)._kept for split in COUNTS}
     assert names["byclass"] == digits + ascii_uppercase + ascii_lowercase
     # Where a small letter looks like its capital the two are one class: c i j k l m o p s u v w x y z.
     merged = "".join(c for c in names["byclass"] if c not in "cijklmopsuvwxyz")
@@ -123,20 +123,20 @@ def test_normalization_is_over_what_is_kept(folder):
     write_zip(folder / "gzip.zip", files)
     pool = images[labels < 10].astype(float)
     expected = (pool - pool.mean(axis=0)) / (pool.std(axis=0) + 0.001)
-    found = Emnist(normalize="fedprox", classes="0123456789").load(0)
+    found = EMNIST(normalize="fedprox", classes="0123456789").load(0)
     assert np.allclose(found.x[:, 0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: Emnist(split="by_class"), "split = 'by_class' must be byclass, bymerge, balanced"),
-        (lambda: Emnist(normalize="no"), "data emnist: normalize = 'no'"),
-        (lambda: Emnist(classes="a"), "classes = 'a' must be two or more different characters of 0123"),
-        (lambda: Emnist(classes="aba"), "classes = 'aba'"),
-        (lambda: Emnist(classes=""), "classes = ''"),
-        (lambda: Emnist("digits", classes="ab"), "classes = 'ab' .* characters of 0123456789$"),
-        (lambda: Emnist("balanced", classes="cd"), "classes = 'cd'"),
+        (lambda: EMNIST(split="by_class"), "split = 'by_class' must be byclass, bymerge, balanced"),
+        (lambda: EMNIST(normalize="no"), "data emnist: normalize = 'no'"),
+        (lambda: EMNIST(classes="a"), "classes = 'a' must be two or more different characters of 0123"),
+        (lambda: EMNIST(classes="aba"), "classes = 'aba'"),
+        (lambda: EMNIST(classes=""), "classes = ''"),
+        (lambda: EMNIST("digits", classes="ab"), "classes = 'ab' .* characters of 0123456789$"),
+        (lambda: EMNIST("balanced", classes="cd"), "classes = 'cd'"),
         (lambda: parse({"data": {"name": "emnist", "classes": 10}}), "data.classes = 10"),
     ],
 )
@@ -147,20 +147,20 @@ def test_settings_out_of_range_are_named(make, said):
 
 def test_configs_name_the_papers_settings():
     femnist = parse({"data": {"name": "emnist", "classes": "abcdefghij"}, "partition": "lognormal"})
-    assert femnist.data == Emnist(classes="abcdefghij") and parse(femnist.tables()) == femnist
-    assert parse({"data": "emnist", "partition": "iid"}).data == Emnist()
+    assert femnist.data == EMNIST(classes="abcdefghij") and parse(femnist.tables()) == femnist
+    assert parse({"data": "emnist", "partition": "iid"}).data == EMNIST()
 
 
 def test_what_is_not_there_is_asked_for_by_name_and_place(folder):
     with pytest.raises(DataError) as caught:
-        Emnist("letters").load(0)
+        EMNIST("letters").load(0)
     message = str(caught.value)
     assert "put gzip.zip or the four files emnist-letters-train-images-idx3-ubyte, " in message
     assert message.endswith(f"EMNIST/gzip.zip into {folder.parent / 'cache' / 'emnist'}") and "\n" not in message
     name, content = next(iter(small("letters")[2].items()))
     (folder / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"\({folder} lacks emnist-letters-train-labels-idx1-ubyte, "):
-        Emnist("letters").load(0)
+        EMNIST("letters").load(0)
 
 
 def changed(name, content):
@@ -187,7 +187,7 @@ IMAGES, LABELS = "train-images-idx3", "test-labels-idx1"
 def test_a_malformed_zip_is_named(folder, files, said):
     write_zip(folder / "gzip.zip", files)
     with pytest.raises(DataError, match=said) as caught:
-        Emnist("letters").load(0)
+        EMNIST("letters").load(0)
     assert str(folder / "gzip.zip") in str(caught.value) and "\n" not in str(caught.value)
     assert not (folder.parent / "cache").exists()
 
@@ -203,7 +203,7 @@ def test_a_file_that_is_no_zip_is_named(folder):
         assert content != whole
         file.write_bytes(content)
         with pytest.raises(DataError, match=f"cannot read {file}"):
-            Emnist("letters").load(0)
+            EMNIST("letters").load(0)
 
 
 def test_names_that_climb_out_are_written_nowhere(folder):
@@ -212,7 +212,7 @@ def test_names_that_climb_out_are_written_nowhere(folder):
     more = {"../climbed": b"x", "/tmp/../../climbed": b"x", f"../../{name}": gzip.compress(idx(IMAGES_OF_ZEROS))}
     write_zip(folder / "gzip.zip", files, more)
     before = {path for path in folder.parent.rglob("*")}
-    samples = Emnist("letters").load(0)
+    samples = EMNIST("letters").load(0)
     assert samples.x[: SIZES["train"]].max() == 0  # read as any member of that name, and not by its path
     created = {path for path in folder.parent.rglob("*")} - before
     assert all(path.is_relative_to(folder.parent / "cache") for path in created)
@@ -238,7 +238,7 @@ def test_a_zip_bomb_is_refused_before_it_takes_memory(folder):
         archive.writestr("gzip/emnist-letters-train-images-idx3-ubyte.gz", content)
     tracemalloc.start()
     with pytest.raises(DataError, match="has 900000 rows, more than the 814255 that there are"):
-        Emnist("letters").load(0)
+        EMNIST("letters").load(0)
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
 
@@ -267,12 +267,12 @@ def test_a_member_that_lies_about_its_size_is_refused(folder):
 
 LIMITED = """
 import resource, sys
-from personafl.data import Emnist
+from personafl.data import EMNIST
 from personafl.errors import DataError
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)
 try:
-    Emnist("letters").load(0)
+    EMNIST("letters").load(0)
 except DataError as error:
     print(error)
 """
@@ -290,11 +290,11 @@ def test_a_bomb_does_not_exhaust_a_process_with_little_memory(folder):
 def test_a_second_load_reads_the_cache(folder):
     images, labels, files = small("mnist")
     write_zip(folder / "gzip.zip", files)
-    Emnist("mnist").load(0)
+    EMNIST("mnist").load(0)
     (entry,) = (folder.parent / "cache" / "prepared").iterdir()
     assert entry.name.startswith("emnist-")
     stat = (folder / "gzip.zip").stat()
     (folder / "gzip.zip").write_bytes(bytes(stat.st_size))  # destroyed, but of the same size and time
     os.utime(folder / "gzip.zip", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert_pool(Emnist("mnist").load(0), images, labels)
-    assert build(Emnist("mnist"), Iid(3)).classes == 10
+    assert_pool(EMNIST("mnist").load(0), images, labels)
+    assert build(EMNIST("mnist"), IID(3)).classes == 10

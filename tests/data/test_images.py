@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from personafl.config import parse
-from personafl.data import Fmnist, Iid, Letters, Lognormal, Mnist, Natural, PowerLaw, Practical, build
+from personafl.data import FMNIST, IID, MNIST, Letters, Lognormal, Natural, PowerLaw, Practical, build
 from personafl.data import files as data_files
-from personafl.data.files import read_idx, read_npz
 from personafl.data.images import FMNIST_FIRST, IDX_FILES, MNIST_FIRST
+from personafl.data.readers import read_idx, read_npz
 from personafl.errors import ConfigError, DataError
 
 TRAIN, TEST = 40, 20
@@ -77,12 +77,12 @@ def assert_pool(samples, arrays):
 @pytest.mark.parametrize(
     "source, place",
     [
-        (Mnist, "."),
-        (Mnist, "MNIST/raw"),
-        (Mnist, "mnist"),
-        (Fmnist, "."),
-        (Fmnist, "FashionMNIST/raw"),
-        (Fmnist, "fashion_mnist"),
+        (MNIST, "."),
+        (MNIST, "MNIST/raw"),
+        (MNIST, "mnist"),
+        (FMNIST, "."),
+        (FMNIST, "FashionMNIST/raw"),
+        (FMNIST, "fashion_mnist"),
     ],
 )
 def test_idx_files_are_found_where_people_have_them(folder, source, place, packed):
@@ -91,7 +91,7 @@ def test_idx_files_are_found_where_people_have_them(folder, source, place, packe
     assert_pool(source(normalize="unit").load(0), arrays)
 
 
-@pytest.mark.parametrize("source, file", [(Mnist, "mnist.npz"), (Fmnist, "fashion_mnist.npz")])
+@pytest.mark.parametrize("source, file", [(MNIST, "mnist.npz"), (FMNIST, "fashion_mnist.npz")])
 def test_npz_files_are_read(folder, source, file):
     arrays = small()
     write_npz(folder / file, arrays)
@@ -102,11 +102,11 @@ def test_the_cache_is_looked_in_without_and_after_the_users_directory(folder, mo
     cache = folder.parent / "cache"
     cached, own = small(1), small(2)
     write_idx(cache / "mnist", cached)
-    assert_pool(Mnist("unit").load(0), cached)
+    assert_pool(MNIST("unit").load(0), cached)
     write_npz(folder / "mnist.npz", own)
-    assert_pool(Mnist("unit").load(0), own)
+    assert_pool(MNIST("unit").load(0), own)
     monkeypatch.delenv("PERSONAFL_DATA")
-    assert_pool(Mnist("unit").load(0), cached)
+    assert_pool(MNIST("unit").load(0), cached)
 
 
 def test_a_file_is_unpacked_by_its_content_not_by_its_name(folder):
@@ -118,17 +118,17 @@ def test_a_file_is_unpacked_by_its_content_not_by_its_name(folder):
 
 def test_what_is_not_there_is_asked_for_by_name_and_place(folder, monkeypatch):
     with pytest.raises(DataError, match=r"data mnist is not in .*put mnist\.npz or the four files train-images-idx3"):
-        Mnist().load(0)
+        MNIST().load(0)
     with pytest.raises(DataError, match=rf"fashion_mnist\.npz or .*FashionMNIST/raw.* into {folder}; or download http"):
-        Fmnist().load(0)
+        FMNIST().load(0)
     with pytest.raises(DataError, match=rf"put letter\.data\.gz of http.* or ocr_letters\.npz .* into {folder}$"):
         Letters().load(0)
     write_idx(folder / "MNIST" / "raw", small())
     with pytest.raises(DataError, match=r"mnist with partition natural .*put mnist_writers\.npz"):
-        build(Mnist(), Natural())
+        build(MNIST(), Natural())
     (folder / "MNIST" / "raw" / IDX_FILES[3]).unlink()
     with pytest.raises(DataError, match=rf"MNIST/raw lacks {IDX_FILES[3]}\)"):
-        Mnist().load(0)
+        MNIST().load(0)
     monkeypatch.delenv("PERSONAFL_DATA")
     with pytest.raises(DataError, match="that --data-dir or the environment variable PERSONAFL_DATA names"):
         Letters().load(0)
@@ -138,7 +138,7 @@ def test_what_is_not_there_is_asked_for_by_name_and_place(folder, monkeypatch):
 
 
 def test_mnist_and_fmnist_are_told_apart_though_their_files_have_the_same_names(folder):
-    for first, wrong, right in ((MNIST_FIRST, Fmnist, Mnist), (FMNIST_FIRST, Mnist, Fmnist)):
+    for first, wrong, right in ((MNIST_FIRST, FMNIST, MNIST), (FMNIST_FIRST, MNIST, FMNIST)):
         arrays = small()
         arrays[1][: len(first)] = first
         write_idx(folder, arrays)
@@ -212,11 +212,11 @@ def test_images_and_labels_that_do_not_belong_together_are_refused(folder):
     train_x, train_y, test_x, test_y = small()
     write_idx(folder, (train_x, train_y[:-1], test_x, test_y))
     with pytest.raises(DataError, match=r"images-idx3-ubyte has 40 images and .*labels-idx1-ubyte has 39 labels"):
-        Mnist().load(0)
+        MNIST().load(0)
     test_y[7] = 10
     write_idx(folder, (train_x, train_y, test_x, test_y))
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte: label 10 of sample 7 must be in 0 to 9"):
-        Mnist().load(0)
+        MNIST().load(0)
 
 
 class Bomb:
@@ -305,8 +305,8 @@ def test_fedprox_normalization_standardizes_each_pixel_over_the_pool(folder):
     write_npz(folder / "mnist.npz", arrays)
     pool = np.concatenate([arrays[0], arrays[2]]).astype(float)
     expected = (pool - pool.mean(axis=0)) / (pool.std(axis=0) + 0.001)
-    assert np.array_equal(Mnist("unit").load(0).x[:, 0], (pool / 255).astype(np.float32))
-    x = Mnist().load(0).x
+    assert np.array_equal(MNIST("unit").load(0).x[:, 0], (pool / 255).astype(np.float32))
+    x = MNIST().load(0).x
     assert np.allclose(x[:, 0], expected, atol=1e-5) and not x[:, 0, 0, 0].any()
 
 
@@ -314,21 +314,21 @@ def test_a_second_load_maps_what_the_first_prepared(folder):
     arrays = small()
     file = folder / "mnist.npz"
     write_npz(file, arrays)
-    Mnist("unit").load(0)
+    MNIST("unit").load(0)
     stat = file.stat()
     file.write_bytes(bytes(stat.st_size))  # destroyed, but of the same size and time
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    samples = Mnist("unit").load(0)
+    samples = MNIST("unit").load(0)
     assert_pool(samples, arrays)
     assert not samples.x.flags.writeable
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of memory that must not be written to
-        fed = build(Mnist("unit"), Iid(3), seed=0)
+        fed = build(MNIST("unit"), IID(3), seed=0)
     fed.x[0] = 7
     assert samples.x.max() <= 1
     os.utime(file, ns=(0, 0))
     with pytest.raises(DataError, match=f"cannot read {file}"):
-        Mnist("unit").load(0)
+        MNIST("unit").load(0)
 
 
 def test_letters_are_unpacked_bit_by_bit(folder):
@@ -348,22 +348,22 @@ def test_writers_are_clients_only_if_asked_for(folder):
     write_npz(folder / "mnist.npz", small())
     writers = np.array([7] * 25 + [12] * 15, np.int16), np.array([101] * TEST, np.int16)
     np.savez(folder / "mnist_writers.npz", writer_train=writers[0], writer_test=writers[1])
-    natural = build(Mnist(), Natural())
+    natural = build(MNIST(), Natural())
     assert natural.ids == ("writer-7", "writer-12", "writer-101")
     assert (natural.sizes("train") + natural.sizes("test")).tolist() == [25, 15, 20]
-    assert build(Mnist(), Natural(least=20)).ids == ("writer-7", "writer-101")
+    assert build(MNIST(), Natural(least=20)).ids == ("writer-7", "writer-101")
     with pytest.raises(ConfigError, match="'mnist' is a pool of samples without clients"):
-        build(Mnist())
+        build(MNIST())
     np.savez(folder / "mnist_writers.npz", writer_train=writers[0][1:], writer_test=writers[1])
     with pytest.raises(DataError, match=r"mnist_writers\.npz names the writers of 59 images, and MNIST here has 60"):
-        build(Mnist(), Natural())
+        build(MNIST(), Natural())
 
 
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: Mnist(normalize="none"), "data mnist: normalize = 'none' must be fedprox or unit"),
-        (lambda: Fmnist(normalize="none"), "data fmnist: normalize = 'none'"),
+        (lambda: MNIST(normalize="none"), "data mnist: normalize = 'none' must be fedprox or unit"),
+        (lambda: FMNIST(normalize="none"), "data fmnist: normalize = 'none'"),
         (lambda: Letters(classes=1), "classes = 1 must be in 2 to 26"),
         (lambda: Letters(classes=27), "classes = 27"),
         (lambda: parse({"data": {"name": "mnist", "normalize": "no"}}), "data.normalize = 'no'"),
@@ -376,7 +376,7 @@ def test_settings_out_of_range_are_named(make, said):
 
 def test_configs_name_the_papers_settings():
     fedprox = parse({"data": "mnist", "partition": "powerlaw"})
-    assert fedprox.data == Mnist() and fedprox.partition == PowerLaw() and fedprox.model.name == "mclr"
+    assert fedprox.data == MNIST() and fedprox.partition == PowerLaw() and fedprox.model.name == "mclr"
     letters = parse({"data": {"name": "letters", "classes": 10}, "partition": "lognormal"})
     assert letters.data == Letters(10) and letters.partition == Lognormal() and letters.model.name == "mclr"
     groups = parse({"data": "fmnist", "partition": {"name": "practical", "groups": "fmnist"}})
@@ -407,10 +407,10 @@ def real(monkeypatch):
 def test_the_fedprox_mnist_federation_has_the_published_statistics_and_builds_in_3_seconds(real):
     real("mnist.npz")
     start = time.process_time()  # not the clock: other processes must not make this test fail
-    fed = build(Mnist(), PowerLaw(), seed=0)
+    fed = build(MNIST(), PowerLaw(), seed=0)
     assert time.process_time() - start < 3.0
     start = time.process_time()
-    assert len(Mnist().load(0).y) == 70_000
+    assert len(MNIST().load(0).y) == 70_000
     assert time.process_time() - start < 0.2  # it is in the cache by now
     sizes = fed.sizes("train") + fed.sizes("test")
     assert len(fed) == 1000 and sizes.mean() == pytest.approx(69, abs=0.5)
@@ -421,7 +421,7 @@ def test_the_fedprox_mnist_federation_has_the_published_statistics_and_builds_in
 
 def test_mnist_is_mnist(real):
     real("mnist.npz")
-    y = Mnist("unit").load(0).y
+    y = MNIST("unit").load(0).y
     assert tuple(y[: len(MNIST_FIRST)]) == MNIST_FIRST
     assert np.bincount(y).tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
 
@@ -429,19 +429,19 @@ def test_mnist_is_mnist(real):
 def test_the_writers_of_mnist(real):
     real("mnist_writers.npz")
     real("mnist.npz")
-    fed = build(Mnist("unit"), Natural())
+    fed = build(MNIST("unit"), Natural())
     assert len(fed) == 539 + 297 and len(fed.x) == 70_000
 
 
 def test_fashion_mnist_in_three_groups(real):
     real("fashion_mnist.npz")
-    fed = build(Fmnist(), Practical("fmnist"), seed=0)
+    fed = build(FMNIST(), Practical("fmnist"), seed=0)
     assert fed.summary()["groups"] == {"tops": 20, "shoes": 20, "other": 20}
     assert (fed.bounds[:, 3] - fed.bounds[:, 0]).tolist() == [1000] * 20 + [700] * 20 + [400] * 20
     y = np.concatenate([labels for _, labels in fed.client("client-20").values()])
     assert np.isin(y, (5, 7, 9)).mean() == 0.8
     assert float(fed.x.min()) == 0 and float(fed.x.max()) == 1
-    assert tuple(Fmnist().load(0).y[: len(FMNIST_FIRST)]) == FMNIST_FIRST
+    assert tuple(FMNIST().load(0).y[: len(FMNIST_FIRST)]) == FMNIST_FIRST
 
 
 def test_letters_a_to_j_for_200_clients(real):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.data import SOURCES, Digits, Gaussian, Iid, Samples, Synthetic, build
+from personafl.data import IID, SOURCES, Digits, Gaussian, Samples, Synthetic, build
 from personafl.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def test_the_registry_knows_sources_by_name():
 
 
 def test_digits_are_real_pixels_between_0_and_1():
-    fed = build(Digits(), Iid(clients=10), seed=3)
+    fed = build(Digits(), IID(clients=10), seed=3)
     assert fed.x.shape == (1797, 64) and fed.x.dtype == torch.float32
     assert fed.x.min() == 0 and fed.x.max() == 1
     assert fed.classes == 10 and fed.name == "digits" and len(fed) == 10
@@ -26,13 +26,13 @@ def test_digits_are_real_pixels_between_0_and_1():
 def test_digits_keep_each_image_with_its_label():
     raw = Digits().load(0)
     label_of = {image.tobytes(): label for image, label in zip(raw.x, raw.y, strict=True)}
-    fed = build(Digits(), Iid(clients=4), seed=1)
+    fed = build(Digits(), IID(clients=4), seed=1)
     assert all(label_of[x.tobytes()] == y for x, y in zip(fed.x.numpy(), fed.y.numpy(), strict=True))
 
 
 @pytest.mark.parametrize(
     "make",
-    [lambda seed: build(Digits(), Iid(5), seed=seed)]
+    [lambda seed: build(Digits(), IID(5), seed=seed)]
     + [lambda seed, source=source: build(source, seed=seed) for source in (Gaussian(), Synthetic(clients=3))],
 )
 def test_the_seed_decides(make):
@@ -150,7 +150,7 @@ def test_natural_owners_are_the_clients_unless_a_partition_is_given():
     natural = build(Writers())
     assert natural.ids == ("w2", "w10") and natural.groups == ("left", "right")
     assert natural.sizes("test").tolist() == [2, 1]
-    dealt = build(Writers(), Iid(3))
+    dealt = build(Writers(), IID(3))
     assert dealt.ids == ("client-0", "client-1", "client-2") and dealt.groups is None
 
 
@@ -158,8 +158,8 @@ def test_natural_owners_are_the_clients_unless_a_partition_is_given():
     "make, said",
     [
         (lambda: build(Digits()), "'digits' is a pool .* give a partition .iid, pathological, dirichlet"),
-        (lambda: build(Gaussian(), Iid()), "'gaussian' comes with its own clients: leave out .* 'iid'"),
-        (lambda: build(Synthetic(), Iid()), "'synthetic' comes with its own clients"),
+        (lambda: build(Gaussian(), IID()), "'gaussian' comes with its own clients: leave out .* 'iid'"),
+        (lambda: build(Synthetic(), IID()), "'synthetic' comes with its own clients"),
         (lambda: build(Gaussian(), splits=(0.8, 0, 0.2)), "'gaussian' decides train and test itself"),
         (lambda: Gaussian(clients=0), "clients = 0 must be at least 1"),
         (lambda: Gaussian(sigma2=-1.0), "sigma2 = -1.0 must be 0 or more"),

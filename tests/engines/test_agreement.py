@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from personafl.settings import Local, Schedule
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, Local
-from personafl.clients import LocalClients
+from personafl.algorithms import ALGORITHMS
 from personafl.engines import ENGINES
 from personafl.engines.stacked import StackedEngine
-from personafl.evaluation import measure, personal_models
 from personafl.federation import Federation
-from personafl.folder import RunFolder
-from personafl.runner import Runner, Schedule
-from personafl.task import Task
+from personafl.kernels.task import Task
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import LocalClients
+from personafl.training.evaluation import measure, personal_models
+from personafl.training.runner import Runner
 
 MODELS = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from personafl.settings import Local
 
-from personafl.algorithms import ALGORITHMS, Algorithm, Local
-from personafl.clients import LocalClients
+from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.engines import ENGINES
-from personafl.events import RunFiles
-from personafl.folder import RunFolder
-from personafl.runner import Runner
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import LocalClients
+from personafl.training.events import RunFiles
+from personafl.training.runner import Runner
 from tests.engines.test_agreement import MODELS, Schedule, Task, federation, torch
 
 ROUNDS, BATCH = 3, 4

@@ -7,15 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from personafl.settings import Local
 from torch import nn
 
 import personafl as pf
-from personafl.algorithms.base import Local, Sent
+from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
 from personafl.engines.auto import ENGINES, _Trial, trials
 from personafl.engines.trials import BEHIND, LEAST, SHARE, Candidate, Clock, Stopped, Trials, Unfit
-from personafl.task import Task
+from personafl.kernels.task import Task
 
 
 class Machine:

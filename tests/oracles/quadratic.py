@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from personafl.settings import Local, Schedule
 from torch import nn
 
-from personafl.algorithms import Algorithm, Local
-from personafl.clients import LocalClients
+from personafl.algorithms import Algorithm
 from personafl.engines import ENGINES
 from personafl.federation import Federation
-from personafl.folder import RunFolder
-from personafl.runner import Runner, Schedule
-from personafl.task import Task
+from personafl.kernels.task import Task
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import LocalClients
+from personafl.training.runner import Runner
 
 Array = np.ndarray
 
@@ -91,7 +92,7 @@ def server(runner: Runner, name: str = "theta") -> Array:
 
 def personal(runner: Runner) -> Array:
     """The personalized models of all clients, (M, d)."""
-    from personafl.evaluation import personal_models
+    from personafl.training.evaluation import personal_models
 
     parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     return torch.cat([part.theta for part in parts]).double().numpy()

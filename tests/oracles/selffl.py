@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from personafl.settings import Local
+from personafl.states import State
 
-from personafl.algorithms import Local, SelfFL, SelfFLAug
-from personafl.algorithms.base import Context, State, Uploads
-from personafl.evaluation import personal_models
+from personafl.algorithms import SelfFL, SelfFLAug
+from personafl.algorithms.base import Context, Uploads
 from personafl.federation import Federation
-from personafl.runner import Runner
+from personafl.training.evaluation import personal_models
+from personafl.training.runner import Runner
 from tests.oracles.quadratic import Array, Quadratics, personal, server, states, train
 
 ALL = ("init", "steps", "weights")

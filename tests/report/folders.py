@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from personafl.folder import RunFolder
-from personafl.run import Run
+from personafl.runs.run import Run
+from personafl.storage.folder import RunFolder
 
 N, TRAIN = np.array([10, 20, 10, 0]), np.array([50, 40, 30, 20])
 IDS = ["anna", "bert", "<script>alert(1)</script>", "=1+1"]

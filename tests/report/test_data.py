@@ -13,7 +13,7 @@ from personafl.report import find_runs, report_data
 from personafl.report.clients import Federations
 from personafl.report.methods import collaboration
 from personafl.report.origin import again
-from personafl.study import by_method, judge, open_runs
+from personafl.study.judgement import by_method, judge, open_runs
 from tests.report.folders import IDS, N, compared, predicted, written
 
 

@@ -1,19 +1,21 @@
 """Algorithms, one file each. To add one: write its file, and name its class here."""
 
-from personafl.algorithms.apfl import Apfl
-from personafl.algorithms.base import Algorithm, Context, Gradient, Local, Program, Sent, Setting, State, Uploads
+from personafl.algorithms.apfl import APFL
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Program, Sent, Uploads
 from personafl.algorithms.ditto import Ditto
-from personafl.algorithms.fedamp import FedAmp, HeurFedAmp
+from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
-from personafl.algorithms.scaffold import Scaffold
+from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
 from personafl.algorithms.separate import Separate
+from personafl.settings import Local
+from personafl.states import State
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name: algorithm
@@ -23,14 +25,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedAvgFT,
         FedProx,
         FedProxFT,
-        Scaffold,
-        Apfl,
+        SCAFFOLD,
+        APFL,
         Ditto,
         PFedMe,
         PerFedAvg,
         FedPer,
-        FedAmp,
-        HeurFedAmp,
+        FedAMP,
+        HeurFedAMP,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -41,29 +43,29 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
-    "Apfl",
+    "APFL",
     "Context",
     "Ditto",
-    "FedAmp",
+    "FedAMP",
     "FedAvg",
     "FedAvgFT",
     "FedPer",
     "FedProx",
     "FedProxFT",
     "Gradient",
-    "HeurFedAmp",
+    "HeurFedAMP",
     "Local",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
     "PersFLGD",
     "Program",
-    "Scaffold",
+    "SCAFFOLD",
     "SelfFL",
     "SelfFLAug",
     "Sent",
     "Separate",
-    "Setting",
+    "JobInfo",
     "State",
     "Uploads",
 ]

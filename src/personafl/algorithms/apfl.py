@@ -21,11 +21,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Uploads, Weights
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
-class Apfl(Algorithm):
+class APFL(Algorithm):
     """A mixture of a local and the global model, its weight fixed or learned."""
 
     alpha: float = 0.5

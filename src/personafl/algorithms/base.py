@@ -293,7 +293,7 @@ def _bytes(state: Mapping[str, Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class Setting:
+class JobInfo:
     """What an algorithm may need to know of a job before it starts.
 
     Attributes
@@ -375,7 +375,7 @@ class Algorithm(Program):
     sees_each: ClassVar[str] = ""
     """Why the server must see the answer of each client; empty where their sum would do."""
 
-    def prepare(self, setting: Setting) -> Self:
+    def prepare(self, job: JobInfo) -> Self:
         """This algorithm, fitted to the job; or a ConfigError where its hyper-parameters do not fit."""
         return self
 

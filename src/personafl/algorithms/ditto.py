@@ -18,7 +18,9 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Uploads, Weights
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Ditto(Algorithm):
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam >= 0, "at least 0: a negative λ would push v away from w")
 
-    def prepare(self, setting: Setting) -> Self:
-        lr = setting.local.lr
+    def prepare(self, job: JobInfo) -> Self:
+        lr = job.local.lr
         limit = (
             f"below 2/λ = {2 / self.lam if self.lam else 0:g} for ditto: larger steps throw v further from w each time"
         )

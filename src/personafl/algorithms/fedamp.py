@@ -33,8 +33,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads
 from personafl.errors import ConfigError
+from personafl.settings import check
+from personafl.states import State
 
 COLUMNS = 1024
 """Parameters of all models that are compared at once; anything from 256 to 4,096 takes the same time."""
@@ -115,7 +117,7 @@ class _MessagePassing(Algorithm):
 
 
 @dataclass(frozen=True)
-class FedAmp(_MessagePassing):
+class FedAMP(_MessagePassing):
     """Each client gets its own cloud model, in which similar clients weigh more (Euclidean distance)."""
 
     sigma: float | None = None
@@ -141,10 +143,10 @@ class FedAmp(_MessagePassing):
         if self.alpha is not None and self.sigma is None:
             raise ConfigError("algorithm.alpha is given without algorithm.sigma: its bound σ/(m−1) cannot be checked")
 
-    def prepare(self, setting: Setting) -> Self:
-        if self.alpha is not None and self.sigma is not None and setting.clients > 1:
-            bound = self.sigma / (setting.clients - 1)
-            reason = f"at most σ/(m−1) = {bound:g} for {setting.clients} clients: above it ξ_ii would be negative"
+    def prepare(self, job: JobInfo) -> Self:
+        if self.alpha is not None and self.sigma is not None and job.clients > 1:
+            bound = self.sigma / (job.clients - 1)
+            reason = f"at most σ/(m−1) = {bound:g} for {job.clients} clients: above it ξ_ii would be negative"
             check("algorithm.alpha", self.alpha, self.alpha <= bound * (1 + 1e-9), reason)
         return self
 
@@ -168,7 +170,7 @@ class FedAmp(_MessagePassing):
 
 
 @dataclass(frozen=True)
-class HeurFedAmp(_MessagePassing):
+class HeurFedAMP(_MessagePassing):
     """FedAMP with cosine similarity, for deep networks, and a fixed weight for a client's own model."""
 
     self_weight: float = 0.3

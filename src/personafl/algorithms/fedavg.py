@@ -22,7 +22,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Program, Uploads, Weights
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)

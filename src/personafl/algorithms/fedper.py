@@ -19,8 +19,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads, Weights
 from personafl.errors import ConfigError
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,21 @@ class FedPer(Algorithm):
     def __post_init__(self) -> None:
         check("algorithm.head", self.head, self.head >= 0, "at least 0")
 
-    def prepare(self, setting: Setting) -> Self:
-        modules = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in setting.layers))
+    def prepare(self, job: JobInfo) -> Self:
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in job.layers))
         count = len(modules)
         check("algorithm.head", self.head, self.head <= count, f"at most {count}, the number of the model's layers")
         own = set(modules[count - self.head :])
         for wanted in self.head_names:
-            if not any(_within(name, wanted) for name, _ in setting.layers):
-                names = ", ".join(name for name, _ in setting.layers)
+            if not any(_within(name, wanted) for name, _ in job.layers):
+                names = ", ".join(name for name, _ in job.layers)
                 raise ConfigError(f"algorithm.head_names has {wanted!r}, but the model's parameters are {names}")
         pieces = [
             (
                 size,
                 any(_within(name, n) for n in self.head_names) if self.head_names else name.rpartition(".")[0] in own,
             )
-            for name, size in setting.layers
+            for name, size in job.layers
         ]
         fitted = replace(self)
         object.__setattr__(fitted, "_pieces", tuple(pieces))

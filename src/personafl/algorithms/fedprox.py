@@ -15,8 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from personafl.algorithms.base import Context, Gradient, Setting, State, check
+from personafl.algorithms.base import Context, Gradient, JobInfo
 from personafl.algorithms.fedavg import FedAvg, FineTuned
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class FedProx(FedAvg):
     def __post_init__(self) -> None:
         check("algorithm.mu", self.mu, self.mu >= 0, "at least 0: a negative μ would push clients apart")
 
-    def prepare(self, setting: Setting) -> Self:
-        lr = setting.local.lr
+    def prepare(self, job: JobInfo) -> Self:
+        lr = job.local.lr
         limit = (
             f"below 2/μ = {2 / self.mu if self.mu else 0:g} for {self.name}: larger steps throw y ever further from w"
         )

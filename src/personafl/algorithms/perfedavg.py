@@ -21,8 +21,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Program, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, Program, Uploads, Weights
 from personafl.algorithms.fedavg import FineTune
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Gradient, Program, Sent, Setting, State, Uploads, Weights, check
+from personafl.algorithms.base import Context, Gradient, JobInfo, Program, Sent, Uploads, Weights
 from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
-from personafl.task import cross_entropy
+from personafl.kernels.task import cross_entropy
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class PersFL(FedAvg):
         )
         check("algorithm.distill_epochs", self.distill_epochs, self.distill_epochs >= 0, "at least 0")
 
-    def prepare(self, setting: Setting) -> Self:
-        if not setting.classification:
+    def prepare(self, job: JobInfo) -> Self:
+        if not job.classification:
             raise ConfigError(f"{self.name} distils class probabilities: it needs a classification task")
         return self
 

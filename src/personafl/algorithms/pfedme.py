@@ -22,7 +22,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Setting, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Uploads, Weights
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class PFedMe(Algorithm):
         check("algorithm.inner_steps", self.inner_steps, self.inner_steps >= 1, "at least 1")
         check("algorithm.beta", self.beta, self.beta > 0, "above 0: the server would never move")
 
-    def prepare(self, setting: Setting) -> Self:
-        lr = setting.local.lr
+    def prepare(self, job: JobInfo) -> Self:
+        lr = job.local.lr
         check(
             "local.lr", lr, lr * self.lam < 2, f"below 2/λ = {2 / self.lam:g} for pfedme: w_i moves by lr·λ·(w_i − θ)"
         )

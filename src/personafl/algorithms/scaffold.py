@@ -20,11 +20,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, Weights, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads, Weights
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)
-class Scaffold(Algorithm):
+class SCAFFOLD(Algorithm):
     """Local steps corrected by how a client's gradient differs from everybody's."""
 
     global_lr: float = 1.0
@@ -43,8 +45,8 @@ class Scaffold(Algorithm):
     def __post_init__(self) -> None:
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")
 
-    def prepare(self, setting: Setting) -> Self:
-        momentum = setting.local.momentum
+    def prepare(self, job: JobInfo) -> Self:
+        momentum = job.local.momentum
         check(
             "local.momentum",
             momentum,

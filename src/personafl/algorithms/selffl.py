@@ -46,8 +46,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Setting, State, Uploads, check
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads
 from personafl.errors import ConfigError
+from personafl.settings import check
+from personafl.states import State
 
 FLOOR = 1e-12
 
@@ -93,14 +95,14 @@ class SelfFL(Algorithm):
         check("algorithm.window", self.window, self.window == 0 or self.window >= 2, memory)
         check("algorithm.cluster_count", self.cluster_count, self.cluster_count >= 1, "at least 1")
 
-    def prepare(self, setting: Setting) -> Self:
+    def prepare(self, job: JobInfo) -> Self:
         if self.clusters != "group":
             return self
-        if setting.groups is None:
+        if job.groups is None:
             raise ConfigError('algorithm.clusters = "group": the clients of this federation have no groups')
-        names = sorted(set(setting.groups))
+        names = sorted(set(job.groups))
         fitted = replace(self)
-        object.__setattr__(fitted, "_groups", tuple(names.index(group) for group in setting.groups))
+        object.__setattr__(fitted, "_groups", tuple(names.index(group) for group in job.groups))
         return fitted
 
     # --- server ----------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Gradient, State, check
+from personafl.algorithms.base import Context, Gradient
 from personafl.algorithms.selffl import SelfFL, online_variance
+from personafl.settings import check
+from personafl.states import State
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, State, Uploads
+from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Uploads
+from personafl.states import State
 
 
 @dataclass(frozen=True)

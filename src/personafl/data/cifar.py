@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
-from personafl.data.files import Bytes, data_dirs, read_npz
 from personafl.data.images import ROWS_AT_ONCE, check_classes
 from personafl.data.pickles import read_pickle
+from personafl.data.readers import Bytes, data_dirs, read_npz
 from personafl.errors import ConfigError, DataError
 
 Normalization = Literal["half", "unit"]

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from personafl.data.cache import VARIABLE as CACHE
 from personafl.data.cache import cache_dir, sweep
-from personafl.data.files import missing
+from personafl.data.readers import missing
 from personafl.errors import DataError
 from personafl.version import __version__
 

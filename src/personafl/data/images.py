@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from personafl.data.cache import Arrays, prepared
 from personafl.data.fetch import Remote, fetch
-from personafl.data.files import Bytes, data_dirs, read_idx, read_npz
+from personafl.data.readers import Bytes, data_dirs, read_idx, read_npz
 from personafl.errors import ConfigError, DataError
 
 Normalization = Literal["fedprox", "unit"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from personafl.data.files import Bytes
+from personafl.data.readers import Bytes
 from personafl.errors import DataError
 
 _PROTOCOL = 2  # the newest that Python 2 wrote

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from personafl.algorithms.base import Context, Gradient, Local, Sent, State
+from personafl.algorithms.base import Context, Gradient, Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines.base import Engine, Work, cores, torch_threads
 from personafl.engines.loop import LoopEngine
@@ -18,7 +18,9 @@ from personafl.engines.threaded import ThreadedEngine
 from personafl.engines.trials import Candidate, Check, Trials, Unfit
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
-from personafl.task import Task
+from personafl.kernels.task import Task
+from personafl.settings import Local
+from personafl.states import State
 
 VMAP_NEEDS, VMAP_SECONDS = "torch.fx.experimental.symbolic_shapes", 2.0
 """What torch imports when vmap takes a gradient for the first time, and the processor seconds that this may take."""

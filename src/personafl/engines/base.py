@@ -16,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Local, Program, Sent, State
-from personafl.engines.batches import Ints, Plan, draw
+from personafl.algorithms.base import Context, Program, Sent
+from personafl.engines.batches import Plan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
+from personafl.kernels.task import Batch, Objective, Task
+from personafl.settings import Local
+from personafl.states import Ints, State
 from personafl.streams import Key, mix, name_key, stream_key
-from personafl.task import Batch, Objective, Task
 
 Split = Literal["train", "val", "test"]
 ClientFunction = Callable[[State, State], State]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.engines.batches import Ints
+from personafl.states import Ints
 from personafl.streams import Key, mix, name_key, stream_key
 
 

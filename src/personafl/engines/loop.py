@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Sent, State
+from personafl.algorithms.base import Sent
 from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
-from personafl.engines.batches import Ints
-from personafl.task import Batch, Objective
+from personafl.kernels.task import Batch, Objective
+from personafl.states import Ints, State
 
 
 class LoopEngine(Engine):

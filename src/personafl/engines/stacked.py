@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Sent, State
+from personafl.algorithms.base import Sent
 from personafl.engines.base import (
     ClientFunction,
     Engine,
@@ -26,9 +26,10 @@ from personafl.engines.base import (
     cores,
     reuse_memory,
 )
-from personafl.engines.batches import Ints, Plan
-from personafl.engines.outside import outside_vmap, over_clients
-from personafl.task import Batch, Objective, Task
+from personafl.engines.batches import Plan
+from personafl.engines.vmap import outside_vmap, over_clients
+from personafl.kernels.task import Batch, Objective, Task
+from personafl.states import Ints, State
 
 FETCHED_AT_ONCE = 4 * 2**20  # bytes of samples: more would push the parameters out of the processor's cache
 

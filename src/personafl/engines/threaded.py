@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Sent, State
+from personafl.algorithms.base import Sent
 from personafl.engines.base import Result, Split, Work, concatenate
-from personafl.engines.batches import Ints
 from personafl.engines.stacked import StackedEngine
+from personafl.states import Ints, State
 
 Part = TypeVar("Part")
 

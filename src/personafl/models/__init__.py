@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from personafl.models.base import Model
-from personafl.models.cnn import Cnn, FemnistCnn
-from personafl.models.linear import LinearModel, Mclr, Mlp
-from personafl.models.lstm import LstmModel
-from personafl.models.wakeword import WakewordCnn
+from personafl.models.cnn import CNN, FEMNISTCNN
+from personafl.models.linear import MCLR, MLP, LinearModel
 from personafl.streams import stream_key
+from personafl_papers.models.lstm import LSTMModel
+from personafl_papers.models.wakeword import WakewordCNN
 
 __all__ = [
-    "DEFAULT_MODEL", "MODELS", "Cnn", "FemnistCnn", "LinearModel", "LstmModel", "Mclr", "Mlp", "Model", "WakewordCnn",
+    "DEFAULT_MODEL", "MODELS", "CNN", "FEMNISTCNN", "LinearModel", "LSTMModel", "MCLR", "MLP", "Model", "WakewordCNN",
     "initialize",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
-    model.name: model for model in (Mclr, Mlp, Cnn, FemnistCnn, LstmModel, WakewordCnn, LinearModel)
+    model.name: model for model in (MCLR, MLP, CNN, FEMNISTCNN, LSTMModel, WakewordCNN, LinearModel)
 }
 
 DEFAULT_MODEL = {

@@ -8,17 +8,17 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from personafl.algorithms.base import check
 from personafl.models.base import misfit
+from personafl.settings import check
 
 
 @dataclass(frozen=True)
-class Cnn:
+class CNN:
     """Two convolutions and three linear layers, the CNN of PyTorch's CIFAR10 tutorial (pFedMe, PersFL).
 
     6 and 16 channels of 5x5, each with ReLU and 2x2 max-pooling, then 120 and 84 hidden units.
 
-    >>> sum(p.numel() for p in Cnn().build((3, 32, 32), 10).parameters())
+    >>> sum(p.numel() for p in CNN().build((3, 32, 32), 10).parameters())
     62006
     """
 
@@ -37,13 +37,13 @@ class Cnn:
 
 
 @dataclass(frozen=True)
-class FemnistCnn:
+class FEMNISTCNN:
     """Two wide convolutions and two linear layers: FedAvg's CNN for MNIST, with hidden = 2048 LEAF's for FEMNIST.
 
     32 and 64 channels of 5x5 that keep the image's size, each with ReLU and 2x2 max-pooling (McMahan et al. 2017;
     Caldas et al. 2018).
 
-    >>> sum(p.numel() for p in FemnistCnn().build((28, 28), 10).parameters())
+    >>> sum(p.numel() for p in FEMNISTCNN().build((28, 28), 10).parameters())
     1663370
     """
 

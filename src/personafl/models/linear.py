@@ -9,14 +9,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from personafl.algorithms.base import check
+from personafl.settings import check
 
 
 @dataclass(frozen=True)
-class Mclr:
+class MCLR:
     """Multinomial logistic regression: one linear layer.
 
-    >>> sum(p.numel() for p in Mclr().build((28, 28), 10).parameters())
+    >>> sum(p.numel() for p in MCLR().build((28, 28), 10).parameters())
     7850
     """
 
@@ -27,10 +27,10 @@ class Mclr:
 
 
 @dataclass(frozen=True)
-class Mlp:
+class MLP:
     """Fully connected layers with ReLU between them; unchanged, the DNN 784-100-10 of PersFL and pFedMe.
 
-    >>> sum(p.numel() for p in Mlp(hidden=(100,)).build((784,), 10).parameters())
+    >>> sum(p.numel() for p in MLP(hidden=(100,)).build((784,), 10).parameters())
     79510
     """
 

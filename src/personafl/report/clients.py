@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from personafl.report.numbers import floats, rounded
-from personafl.run import Run
+from personafl.runs.run import Run
 
 MOST_VALUES = 150_000
 """Clients × runs beyond which only every so-many-th client is shown, so that a page stays small."""

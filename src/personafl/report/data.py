@@ -20,11 +20,11 @@ from personafl.report.methods import collaboration, detection, distillation, unc
 from personafl.report.numbers import rounded
 from personafl.report.origin import again, facts, settings
 from personafl.report.runs import Reported, find_runs
-from personafl.run import Run
-from personafl.study import Judgement, judge, rows_of
-from personafl.study_columns import NO_CONTEST
-from personafl.study_tables import caption, json_values
-from personafl.study_words import TEST, against_the_majority, answer, work
+from personafl.runs.run import Run
+from personafl.study.columns import NO_CONTEST
+from personafl.study.judgement import Judgement, judge, rows_of
+from personafl.study.tables import caption, json_values
+from personafl.study.words import TEST, against_the_majority, answer, work
 from personafl.version import __version__
 
 MOST_POINTS = 400

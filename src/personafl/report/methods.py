@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 
 from personafl import metrics
 from personafl.report.numbers import Floats, floats, rounded
-from personafl.run import Run
+from personafl.runs.run import Run
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 MOST_BLOCKS = 100

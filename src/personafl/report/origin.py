@@ -12,8 +12,8 @@ import tomli_w
 
 from personafl.report.numbers import floats
 from personafl.report.runs import Reported
-from personafl.run import Run
-from personafl.runner import Schedule
+from personafl.runs.run import Run
+from personafl.settings import Schedule
 
 _OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
 _SHARED = ("data", "partition", "splits", *(f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from personafl.errors import RunError
-from personafl.run import Run
-from personafl.study import by_method, open_runs
+from personafl.runs.run import Run
+from personafl.study.judgement import by_method, open_runs
 
 SUMMARY = "comparison.json"
 

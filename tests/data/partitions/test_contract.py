@@ -8,14 +8,14 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from personafl.data.partition import (
+from personafl.data.partitions import (
+    DS1,
+    DS2,
+    DS3,
+    DS4,
+    IID,
     PARTITIONS,
     Dirichlet,
-    Ds1,
-    Ds2,
-    Ds3,
-    Ds4,
-    Iid,
     Lognormal,
     Natural,
     Pathological,
@@ -48,17 +48,17 @@ def lognormal(kind):
 
 
 STRATEGIES = {
-    "iid": st.builds(Iid, clients=CLIENTS),
+    "iid": st.builds(IID, clients=CLIENTS),
     "pathological": st.builds(Pathological, clients=CLIENTS, classes_per_client=PER_CLIENT),
     "dirichlet": st.builds(Dirichlet, clients=CLIENTS, alpha=ALPHAS, min_samples=LEAST),
     "powerlaw": st.builds(PowerLaw, clients=CLIENTS, classes_per_client=PER_CLIENT, least=LEAST, sigma=SIGMAS),
     "lognormal": lognormal(Lognormal),
     "pfedme": lognormal(PFedMeUsers),
     "practical": practical(),
-    "ds1": st.builds(Ds1, clients=CLIENTS, classes_per_client=PER_CLIENT),
-    "ds2": st.builds(Ds2, clients=CLIENTS, alpha=ALPHAS),
-    "ds3": st.builds(Ds3, clients=CLIENTS, classes_per_client=PER_CLIENT, least=LEAST, sigma=SIGMAS),
-    "ds4": st.builds(Ds4, clients=CLIENTS, k=st.integers(2, 9)),
+    "ds1": st.builds(DS1, clients=CLIENTS, classes_per_client=PER_CLIENT),
+    "ds2": st.builds(DS2, clients=CLIENTS, alpha=ALPHAS),
+    "ds3": st.builds(DS3, clients=CLIENTS, classes_per_client=PER_CLIENT, least=LEAST, sigma=SIGMAS),
+    "ds4": st.builds(DS4, clients=CLIENTS, k=st.integers(2, 9)),
 }
 
 
@@ -119,9 +119,9 @@ def test_no_sample_is_in_two_places_of_the_federation(name, data, labels, seed):
 
 # One that fits ten classes of sixty samples, for each name.
 FITTING = {
-    "iid": Iid(7), "pathological": Pathological(7, 2), "dirichlet": Dirichlet(7, 0.3), "powerlaw": PowerLaw(20),
+    "iid": IID(7), "pathological": Pathological(7, 2), "dirichlet": Dirichlet(7, 0.3), "powerlaw": PowerLaw(20),
     "lognormal": Lognormal(20, mean=2.0), "pfedme": PFedMeUsers(5, mean=3.0),
-    "practical": Practical(((0, 1), (2,)), (2, 3), (9, 9)), "ds1": Ds1(), "ds2": Ds2(), "ds3": Ds3(), "ds4": Ds4(6, 8),
+    "practical": Practical(((0, 1), (2,)), (2, 3), (9, 9)), "ds1": DS1(), "ds2": DS2(), "ds3": DS3(), "ds4": DS4(6, 8),
 }  # fmt: skip
 
 
@@ -159,22 +159,22 @@ def test_every_partition_says_where_it_comes_from(kind):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: Iid(0), "iid: clients = 0 must be a whole number of at least 1: somebody has to train"),
-        (lambda: Iid(2.5), "clients = 2.5"),
-        (lambda: Iid(True), "clients = True"),
-        (lambda: Iid(2**41), "iid: clients = 2199023255552 is more than any data has samples"),
+        (lambda: IID(0), "iid: clients = 0 must be a whole number of at least 1: somebody has to train"),
+        (lambda: IID(2.5), "clients = 2.5"),
+        (lambda: IID(True), "clients = True"),
+        (lambda: IID(2**41), "iid: clients = 2199023255552 is more than any data has samples"),
         (lambda: PowerLaw(least=10**30), "powerlaw: least = 10{30} is more than any data"),
         (lambda: Pathological(classes_per_client=0), "classes_per_client = 0"),
         (lambda: Dirichlet(min_samples=0), "min_samples = 0 .* cannot train"),
         (lambda: Dirichlet(alpha=0.0), "dirichlet: alpha = 0.0 must be positive"),
         (lambda: Dirichlet(alpha=float("nan")), "alpha = nan"),
         (lambda: Dirichlet(alpha=float("inf")), "alpha = inf"),
-        (lambda: Ds2(alpha=-1.0), "ds2: alpha = -1.0 must be positive"),
+        (lambda: DS2(alpha=-1.0), "ds2: alpha = -1.0 must be positive"),
         (lambda: PowerLaw(0), "powerlaw: clients = 0 must be a whole number of at least 1"),
         (lambda: PowerLaw(least=0), "least = 0"),
         (lambda: PowerLaw(classes_per_client=2.0), "classes_per_client = 2.0"),
         (lambda: PowerLaw(sigma=float("nan")), "sigma = nan must be in 0 to 1e6"),
-        (lambda: Ds3(sigma=-1.0), "ds3: sigma = -1.0"),
+        (lambda: DS3(sigma=-1.0), "ds3: sigma = -1.0"),
         (lambda: Lognormal(mean=float("inf")), "lognormal: mean = inf must be in -1e6 to 1e6"),
         (lambda: Lognormal(classes_per_client=6), "least = 5 must not be below classes_per_client = 6"),
         (lambda: PFedMeUsers(least=2), "pfedme: least = 2 must not be below classes_per_client = 3"),
@@ -188,8 +188,8 @@ def test_every_partition_says_where_it_comes_from(kind):
         (lambda: Practical("mnist", samples=(1, 0, 1)), r"samples = \[1, 0, 1\]"),
         (lambda: Practical(dominating=0.0), "dominating = 0.0 must be above 0"),
         (lambda: Practical(dominating=float("nan")), "dominating = nan"),
-        (lambda: Ds1(classes_per_client=0), "ds1: classes_per_client = 0"),
-        (lambda: Ds4(k=1), "ds4: k = 1 must be at least 2"),
+        (lambda: DS1(classes_per_client=0), "ds1: classes_per_client = 0"),
+        (lambda: DS4(k=1), "ds4: k = 1 must be at least 2"),
         (lambda: Natural(least=0), "natural: least = 0 must be a whole number of at least 1"),
         (lambda: Natural(clients=-1), "natural: clients = -1 must be a whole number of at least 0"),
     ],
@@ -214,10 +214,10 @@ LABELS = np.repeat(np.arange(10), 30)
         (Practical("emnist", samples=(1, 1, 1)), DataError, "upper has class 10, which is not among"),
         (Practical(((0,),), (1,), (100,)), DataError, "class 0 has 30 samples and the clients need 80 of it"),
         (Practical((tuple(range(10)),), (1,), (100,)), DataError, "all 10 classes .* other 20 samples"),
-        (Ds1(10, 11), ConfigError, "ds1: classes_per_client = 11"),
-        (Ds2(31), DataError, "ds2 needs at least 310 samples"),
-        (Ds4(2, 20), DataError, "ds4: class [5-9] has 30 samples and the clients need 40 of it; .* smaller k"),
-        (Ds4(10), DataError, "ds4 needs at least 2550 samples"),
+        (DS1(10, 11), ConfigError, "ds1: classes_per_client = 11"),
+        (DS2(31), DataError, "ds2 needs at least 310 samples"),
+        (DS4(2, 20), DataError, "ds4: class [5-9] has 30 samples and the clients need 40 of it; .* smaller k"),
+        (DS4(10), DataError, "ds4 needs at least 2550 samples"),
     ],
 )
 def test_what_the_data_cannot_give_is_named(partition, error, said):
@@ -230,9 +230,9 @@ def test_what_the_data_cannot_give_is_named(partition, error, said):
     [
         (Pathological(5, 2), "class 9 has 2 samples and the clients need 5 of it"),
         (Lognormal(5, 2), "class 9 has 2 samples and the clients need 5 of it"),
-        (Ds1(5, 2), "class 9 has 2 samples and the clients need 5 of it"),
-        (Ds2(5), "class 9 has 2 samples and the clients need 5 of it; use fewer clients, or partition dirichlet"),
-        (Ds4(2), "ds4 needs more than 5 classes and the labels hold 2"),
+        (DS1(5, 2), "class 9 has 2 samples and the clients need 5 of it"),
+        (DS2(5), "class 9 has 2 samples and the clients need 5 of it; use fewer clients, or partition dirichlet"),
+        (DS4(2), "ds4 needs more than 5 classes and the labels hold 2"),
     ],
 )
 def test_a_class_that_is_too_small_is_named(partition, said):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personafl.data.partition import Dirichlet, Iid, Pathological
+from personafl.data.partitions import IID, Dirichlet, Pathological
 from personafl.errors import DataError
 from tests.data.partitions.facts import deal
 
@@ -19,9 +19,9 @@ labels_of = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(np.array)
 def test_iid_deals_everything_evenly_or_says_that_it_cannot(labels, clients, seed):
     if clients > len(labels):
         with pytest.raises(DataError, match=f"needs at least {clients} samples .* has {len(labels)}"):
-            deal(Iid(clients), labels, seed)
+            deal(IID(clients), labels, seed)
         return
-    sizes = [len(part) for part in deal(Iid(clients), labels, seed).parts]
+    sizes = [len(part) for part in deal(IID(clients), labels, seed).parts]
     assert sum(sizes) == len(labels) and max(sizes) - min(sizes) <= 1
 
 

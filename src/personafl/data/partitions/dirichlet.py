@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import (
+from personafl.errors import ConfigError
+from personafl.federation.partition import (
     Assignment,
     Indices,
     Partition,
@@ -15,7 +16,6 @@ from personafl.data.partitions.base import (
     shuffled_by_class,
     sizes_of,
 )
-from personafl.errors import ConfigError
 
 
 @dataclass(frozen=True)

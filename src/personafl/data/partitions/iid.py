@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import Assignment, check_counts, check_enough
+from personafl.federation.partition import Assignment, check_counts, check_enough
 
 
 @dataclass(frozen=True)
-class Iid:
+class IID:
     """Equal shares of a shuffled pool: every client sees the same distribution.
 
     Parameters
@@ -20,7 +20,7 @@ class Iid:
 
     Examples
     --------
-    >>> [len(part) for part in Iid(clients=3)(np.arange(10), np.random.default_rng(0)).parts]
+    >>> [len(part) for part in IID(clients=3)(np.arange(10), np.random.default_rng(0)).parts]
     [4, 3, 3]
     """
 

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import (
+from personafl.errors import ConfigError
+from personafl.federation.partition import (
     Assignment,
     Indices,
     check_counts,
@@ -15,7 +16,6 @@ from personafl.data.partitions.base import (
     dealt,
     shuffled_by_class,
 )
-from personafl.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.checks import many
-from personafl.data.partitions.base import Assignment, whole
 from personafl.errors import ConfigError, DataError
-from personafl.splits import natural_clients
+from personafl.federation.checks import many
+from personafl.federation.partition import Assignment, whole
+from personafl.federation.splits import natural_clients
 
 
 @dataclass(frozen=True)

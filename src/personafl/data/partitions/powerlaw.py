@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.partitions.base import (
+from personafl.federation.partition import (
     Assignment,
     Indices,
     check_counts,

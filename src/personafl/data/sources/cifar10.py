@@ -8,7 +8,7 @@ from personafl.data.cifar import CIFAR10, Normalization, check_normalization
 
 
 @dataclass(frozen=True)
-class Cifar10:
+class CIFAR10:
     """60,000 photographs of 10 classes, training and test images in one pool, x of shape (N, 3, 32, 32).
 
     The classes are airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck, 6,000 of each; the first

@@ -21,7 +21,7 @@ SUPERCLASSES = np.array([
 
 
 @dataclass(frozen=True)
-class Cifar100:
+class CIFAR100:
     """60,000 photographs of 100 classes, training and test images in one pool, x of shape (N, 3, 32, 32).
 
     There are 600 of each class; the first 50,000 are the training images. Read from the directory that the environment

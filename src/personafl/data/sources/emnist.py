@@ -11,8 +11,8 @@ import numpy as np
 from personafl.data import Samples, Structure
 from personafl.data.cache import Arrays, prepared
 from personafl.data.fetch import Remote, fetch
-from personafl.data.files import Bytes, data_dirs, read_idx, read_zipped_idx
 from personafl.data.images import VERSION, Normalization, check_normalization, check_pairs, find_idx, normalized
+from personafl.data.readers import Bytes, data_dirs, read_idx, read_zipped_idx
 from personafl.errors import ConfigError, DataError
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
@@ -40,7 +40,7 @@ _MOST = 814_255
 
 
 @dataclass(frozen=True)
-class Emnist:
+class EMNIST:
     """Up to 814,255 handwritten digits and letters, training and test images in one pool, x of shape (N, 1, 28, 28).
 
     Read from the directory that the environment variable PERSONAFL_DATA names, or from the cache: the official

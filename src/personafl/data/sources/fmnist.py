@@ -8,7 +8,7 @@ from personafl.data.images import FMNIST, Normalization, check_normalization
 
 
 @dataclass(frozen=True)
-class Fmnist:
+class FMNIST:
     """70,000 pictures of clothes, 10 classes, training and test images in one pool, x of shape (N, 1, 28, 28).
 
     The classes are T-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot. Read from the

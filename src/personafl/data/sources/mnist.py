@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.data import Samples, Structure
-from personafl.data.files import find, missing, read_npz
 from personafl.data.images import MNIST, Normalization, check_normalization
+from personafl.data.readers import find, missing, read_npz
 from personafl.errors import DataError
 
 WRITERS = "mnist_writers.npz"
 
 
 @dataclass(frozen=True)
-class Mnist:
+class MNIST:
     """70,000 handwritten digits of 28 by 28 pixels, training and test images in one pool, x of shape (N, 1, 28, 28).
 
     Read from the directory that the environment variable PERSONAFL_DATA names, or from the cache: the four idx files

@@ -1,0 +1,189 @@
+"""Sentiment140: tweets with the mood of the emoticon they had (Go, Bhayani and Huang 2009)."""
+
+import csv
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.data import Samples, Structure
+from personafl.data.cache import prepared
+from personafl.data.fetch import Remote, fetch
+from personafl.data.readers import data_dirs
+from personafl.errors import ConfigError, DataError
+from personafl_papers.data.text import Vocabulary, lines, opened, tokenize
+from personafl_papers.data.vectors import Vectors, find_vectors
+
+ARCHIVE = Remote(
+    "trainingandtestdata.zip",
+    "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
+    "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+    81.4,
+)
+TWEETS = "training.1600000.processed.noemoticon.csv"
+SMALL = "sent140.csv"
+COLUMNS = ("target", "id", "date", "query", "user", "text")
+SMALL_COLUMNS = ("target", "user", "date", "text")
+
+MOST_TWEETS = 10_000_000
+LONGEST_NAME = 64
+
+
+@dataclass(frozen=True)
+class Sent140:
+    """1.6 million tweets, negative (0) or positive (1), x the numbers of their first words, int64 of shape (N, tokens).
+
+    Whose tweet it is, is known: without a partition, the users are the clients. The tables hold the words' vectors,
+    `embedding` (row 0 is zeros, for padding and for words without a vector), and the words, `vocabulary`.
+
+    Read from the directory that the environment variable PERSONAFL_DATA names, or from the cache, where it is
+    downloaded to: trainingandtestdata.zip, or of it training.1600000.processed.noemoticon.csv, or sent140.csv with the
+    header target,user,date,text, these two with or without gzip.
+
+    Neutral tweets are left out. So are tweets that occur under both labels (they had both emoticons), and all but one
+    of tweets that occur several times: the same user, second and text. A note says how many.
+
+    Parameters
+    ----------
+    tokens : int
+        So many words of a tweet are used; shorter ones are padded at the end.
+    vectors : str
+        The file of the word vectors, such as "glove.6B.100d.txt"; "auto" takes the longest of GloVe's that are there.
+    """
+
+    name: ClassVar[str] = "sent140"
+    structure: ClassVar[Structure] = "natural"
+    splits: ClassVar[tuple[float, float, float] | None] = (0.8, 0.0, 0.2)
+
+    tokens: int = 25
+    vectors: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tokens <= 280:
+            raise ConfigError(f"data sent140: tokens = {self.tokens} must be in 1 to 280: it counts words of a tweet")
+
+    def load(self, seed: int) -> Samples:
+        """The samples; there is nothing random in them, so the seed has no effect."""
+        file, member = _file()
+        vectors = find_vectors(self.vectors, self.name)
+        arrays = prepared(
+            self.name,
+            [file, vectors.file],
+            {"version": 1, "tokens": self.tokens, "vectors": vectors.member},
+            lambda: _prepare(file, member, vectors, self.tokens),
+        )
+        return Samples(
+            x=arrays["x"],
+            y=arrays["y"].astype(np.int64),
+            classes=2,
+            clients=arrays["users"][arrays["owner"]],
+            tables={what: arrays[what] for what in ("embedding", "vocabulary")},
+            notes=_notes(*arrays["left_out"].tolist()),
+        )
+
+
+def _file() -> tuple[Path, str | None]:
+    """The CSV file, or the zip and which of its files it is."""
+    for folder in data_dirs():
+        for named in (TWEETS, f"{TWEETS}.gz", ARCHIVE.file, SMALL, f"{SMALL}.gz"):
+            if (file := folder / named).is_file():
+                return file, TWEETS if named == ARCHIVE.file else None
+    wanted = f"{ARCHIVE.file}, or {TWEETS} or {SMALL} (target,user,date,text), these with or without .gz,"
+    return fetch(Sent140.name, [ARCHIVE], wanted)[0], TWEETS
+
+
+def _prepare(file: Path, member: str | None, vectors: Vectors, tokens: int) -> dict[str, NDArray[Any]]:
+    """Everything that follows from the files, as arrays."""
+    numbers: dict[str, int] = {}
+    users: dict[str, int] = {}
+    ids, labels, owner, keys = array("i"), bytearray(), array("i"), bytearray()
+    neutral = 0
+    for tweet in _tweets(file, member):
+        if tweet.target == "2":
+            neutral += 1
+            continue
+        found = tokenize(tweet.text)[:tokens]
+        ids.extend([numbers.setdefault(word, len(numbers) + 1) for word in found] + [0] * (tokens - len(found)))
+        labels.append(tweet.target == "4")
+        owner.append(users.setdefault(tweet.user, len(users)))
+        keys += blake2b(f"{tweet.user}\0{tweet.date}\0{tweet.text}".encode(), digest_size=8).digest()
+        if len(labels) > MOST_TWEETS:
+            raise DataError(f"{file} holds more than {MOST_TWEETS} tweets; Sentiment140 has 1.6 million")
+    if not labels:
+        raise DataError(f"{file} holds no positive or negative tweet")
+    y = np.frombuffer(labels, np.uint8)
+    kept, both, repeated = _distinct(np.frombuffer(keys, np.uint64), y)
+    x = np.frombuffer(ids, np.int32).reshape(-1, tokens)[kept]
+    uses = np.bincount(x.ravel(), minlength=len(numbers) + 1)[1:]
+    order = np.argsort(-uses, kind="stable")
+    spelled = list(numbers)
+    words = [spelled[position] for position in order[: np.count_nonzero(uses)]]
+    positions, table = vectors.read(words)
+    renumbered = np.zeros(len(numbers) + 1, np.int32)
+    renumbered[order[positions] + 1] = np.arange(1, len(positions) + 1)
+    return {
+        "x": renumbered[x],
+        "y": y[kept],
+        "owner": np.frombuffer(owner, np.int32)[kept],
+        "users": np.array([f"user-{user}" if user.isdigit() else user for user in users]),
+        "embedding": np.concatenate([np.zeros((1, table.shape[1]), np.float32), table]),
+        "vocabulary": Vocabulary(tuple(words[position] for position in positions)).as_array(),
+        "left_out": np.array([neutral, both, repeated]),
+    }
+
+
+def _distinct(keys: NDArray[np.uint64], y: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], int, int]:
+    """Which tweets to keep; how many distinct ones occur under both labels, and how many are mere repetitions."""
+    _, first, which, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    positive = np.bincount(which, weights=y)
+    torn = (positive > 0) & (positive < times)
+    kept = np.zeros(len(keys), bool)
+    kept[first[~torn]] = True
+    return kept, int(torn.sum()), int((times[~torn] - 1).sum())
+
+
+class _Tweet(NamedTuple):
+    target: str
+    user: str
+    date: str
+    text: str
+
+
+def _tweets(file: Path, member: str | None) -> Iterator[_Tweet]:
+    where = f"{file}: {member}" if member else str(file)
+    with opened(file, member) as stream:
+        source = lines(stream, where)
+        first = next(source, b"")
+        small = first.rstrip(b"\r\n") == ",".join(SMALL_COLUMNS).encode()
+        # Latin-1 is what LEAF reads the original by: it is not UTF-8 throughout.
+        encoding, header = ("utf-8", []) if small else ("latin-1", [first] if first else [])
+        rows = csv.reader(line.decode(encoding) for line in chain(header, source))
+        columns = SMALL_COLUMNS if small else COLUMNS
+        try:
+            for row in rows:
+                line = rows.line_num + small
+                if len(row) != len(columns):
+                    raise DataError(f"{where}: line {line} has {len(row)} columns, expected {', '.join(columns)}")
+                named = dict(zip(columns, row, strict=True))
+                tweet = _Tweet(*(named[what] for what in _Tweet._fields))
+                if tweet.target not in ("0", "2", "4"):
+                    raise DataError(f"{where}: line {line}: the label {tweet.target[:20]!r} must be 0, 2 or 4")
+                if not 1 <= len(tweet.user) <= LONGEST_NAME:
+                    raise DataError(
+                        f"{where}: line {line}: the user {tweet.user[:20]!r} must have 1 to {LONGEST_NAME} letters"
+                    )
+                yield tweet
+        except csv.Error as error:
+            raise DataError(f"{where}: line {rows.line_num + small}: {error}") from error
+
+
+def _notes(neutral: int, both: int, repeated: int) -> tuple[str, ...]:
+    counted = ((neutral, "neutral"), (both, "under both labels"), (repeated, "repeated"))
+    told = ", ".join(f"{count} {what}" for count, what in counted if count)
+    return (f"data sent140: tweets left out: {told}",) if told else ()

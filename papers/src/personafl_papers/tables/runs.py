@@ -1,0 +1,65 @@
+"""Runs the plans of a table: what is missing.
+
+Every run is an ordinary run folder, made by `compare.run_plan` and named after its digest, so whatever is there is
+reused, by other tables too, and a command that is repeated goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from personafl.study.plan import Job, Way, run_plan
+from personafl.training.events import Listener
+from personafl_papers.tables.table import Found, Stage
+
+log = logging.getLogger("personafl")
+
+
+def run_stages(stages: Sequence[Stage], found: Found, folder: Path, way: Way) -> None:
+    """Run the stages of a table, one after the other, and put their runs to what was found.
+
+    Parameters
+    ----------
+    folder
+        Where run folders go; tables share it.
+    way
+        How runs are made, see `compare.run_plan`.
+    """
+    with _warning_once():
+        for stage in stages:
+            for part, plan in stage(found):
+                made = run_plan(plan, folder, _Teller(found, part, plan.jobs()).begun, way)
+                for method, runs in made.methods.items():
+                    found.runs.setdefault(part, {}).setdefault(method, {}).update(runs)
+                for search in made.searches:
+                    found.searches.setdefault(part, {})[search.method] = search
+                found.failures += [(part, *failure) for failure in made.failures]
+
+
+class _Teller:
+    def __init__(self, found: Found, part: str, jobs: int) -> None:
+        self.found, self.part, self.jobs, self.count = found, part, jobs, 0
+
+    def begun(self, job: Job, reused: bool) -> Sequence[Listener]:
+        self.count += 1
+        self.found.tell(f"{self.part}, run {self.count} of {self.jobs}: {job.method}, seed {job.seed}")
+        return ()
+
+
+@contextmanager
+def _warning_once() -> Iterator[None]:
+    """What the data has to say is said once, not for every plan."""
+    said: set[str] = set()
+
+    def new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return text not in said and not said.add(text)  # type: ignore[func-returns-value]
+
+    log.addFilter(new)
+    try:
+        yield
+    finally:
+        log.removeFilter(new)

@@ -1,0 +1,257 @@
+"""The two Flower apps of a federation: `server_app` for the operator, `client_app` for every site.
+
+The ServerApp's run config says `config`, the operator's TOML file, and `out`, the run folder, where a run that was
+interrupted goes on; and `keys`, the folder of the operator's keys, where messages are signed. A SuperNode's node config
+says `site`, the TOML file of the site.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from personafl.algorithms.base import Sent
+from personafl.backends.flower.job import Layout, fingerprint, read_job
+from personafl.backends.flower.members import FederationSettings, gather
+from personafl.backends.flower.messages import pack, unpack, values
+from personafl.backends.flower.server import FlowerClients
+from personafl.backends.flower.signing import OperatorSeal, SiteSeal
+from personafl.backends.flower.site import Order, Site
+from personafl.backends.flower.site_data import read_site
+from personafl.config import Config, default_model, parse, read_tables
+from personafl.errors import ConfigError, DataError, PersonaflError
+from personafl.federation.folders import digest
+from personafl.jobs import load_weights, run_rounds
+from personafl.kernels.task import Task
+from personafl.models import initialize
+from personafl.registry import checked
+from personafl.storage.folder import RunFolder
+from personafl.training.events import Listener
+
+log = logging.getLogger("personafl")
+
+# --- the server ----------------------------------------------------------------------------------------------
+
+
+def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None:
+    """Train what an operator's config describes with the sites of a grid, into a run folder.
+
+    A run that the folder holds already goes on from its last checkpoint. `keys` has the operator's key and those of the
+    sites; without it nothing is signed, and sites that have the operator's key do not obey.
+    """
+    described, settings = read_operator(config)
+    seal = None if keys is None else OperatorSeal(keys)
+    folder = RunFolder(out)
+    with folder.lock():
+        before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
+        nodes, client_index = gather(grid, settings, before, seal)
+        model = described.model or default_model(settings.input_shape)
+        described = replace(described, model=model)
+        outputs = settings.classes or settings.outputs
+        seed = described.seed
+        module = initialize(model, settings.input_shape, outputs, seed)
+        seeded = fingerprint(Task(module, _loss(settings)).theta0)  # type: ignore[arg-type]
+        if described.weights is not None:
+            load_weights(module, Path(described.weights))
+        table = {key: value for key, value in described.tables()["model"].items() if key != "weights"}
+        clients = FlowerClients(
+            nodes, client_index, settings, Task(module, _loss(settings)), described.algorithm, described.local, seed,  # type: ignore[arg-type]
+            table, described.privacy, seeded,
+        )  # fmt: skip
+        resolved = {
+            "engine": "flower",
+            "threads": clients.threads,
+            "engine_reason": "asked for",
+            "clients": len(client_index),
+            "sites": list(client_index.ids),
+            "classes": settings.classes,
+            "input_shape": list(settings.input_shape),
+            "input_dtype": next(nodes.card(client).dtype for client in nodes.where()),
+            "outputs": outputs,
+            # Nobody has seen the data: these are the same sites with samples of the same kind.
+            "fingerprint": digest([], [client_index.ids, settings.input_shape, settings.classes, outputs]),
+        }
+        if described.privacy is not None and described.privacy.noise:
+            resolved["noise"] = "from each site's own secure generator"
+        tables = {"data": {"name": "sites"}, "model": described.tables()["model"]}
+        run_rounds(folder, clients, described.algorithm, described.schedule, tables, resolved, {}, [RoundLog()])
+
+
+def read_operator(path: Path) -> tuple[Config, FederationSettings]:
+    """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites."""
+    values = read_tables(path)
+    for key in ("data", "partition", "splits", "engine", "methods"):
+        if key in values:
+            raise ConfigError(f"{path}: {key} has no place in the config of a federation: sites bring their own data")
+    if "federation" not in values:
+        raise ConfigError(f"{path} has no [federation] table: it says who takes part and what a sample looks like")
+    settings: FederationSettings = checked(FederationSettings, "federation", values.pop("federation"))
+    # A round in a federation takes long enough for a checkpoint, and so at most the round in flight is lost.
+    return parse({"checkpoint_every": 1, **values}), settings
+
+
+class RoundLog(Listener):
+    """A line in the log for each round."""
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._rounds = manifest["rounds"]
+        if round:
+            log.info("going on after round %d", round)
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        away = len(record.get("dropped", ()))
+        score = "".join(
+            f", {name} {record[name]:.4f}" for name in ("personal_accuracy", "personal_loss") if name in record
+        )
+        log.info(
+            "round %d of %d: %d of %d sites answered%s (%.1f s)",
+            record["round"], self._rounds, record["active"] - away, record["active"], score, seconds["round"],
+        )  # fmt: skip
+
+
+def _loss(settings: FederationSettings) -> str:
+    return "mse" if settings.classes is None else "cross_entropy"
+
+
+def _serve(grid: Grid, context: Context) -> None:
+    _speak()
+    found = [context.run_config.get(key) for key in ("config", "out")]
+    if not all(isinstance(value, str) and value for value in found):
+        raise ConfigError("the run config needs config (the operator's TOML file) and out (the run folder)")
+    try:
+        keys = str(context.run_config.get("keys", ""))
+        serve(grid, Path(str(found[0])), Path(str(found[1])), Path(keys) if keys else None)
+    except PersonaflError as error:
+        log.error("%s", error)
+        raise
+
+
+server_app = ServerApp()
+server_app.main()(_serve)
+
+# --- a site --------------------------------------------------------------------------------------------------
+
+
+def make_client_app(find: Callable[[Context], Site]) -> ClientApp:
+    """A ClientApp whose node is the site that `find` says."""
+
+    def handler(kind: str, answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            def work() -> RecordDict:
+                site = find(context)
+                return _sealed(site, kind, context.node_id, message.content, lambda: answer(site, message.content))
+
+            return Message(_answer(work), reply_to=message)
+
+        return handle
+
+    app = ClientApp()
+    app.query()(handler("query", _introduce))
+    app.train()(handler("train", _train))
+    app.evaluate()(handler("evaluate", _evaluate))
+    return app
+
+
+def _sealed(site: Site, kind: str, node: int, order: RecordDict, work: Callable[[], RecordDict]) -> RecordDict:
+    """An answer that the site has signed, to an order that the operator has; where there are no keys, any answer."""
+    here = site.settings
+    if here.orders is None or here.key is None:
+        return work()
+    seal = SiteSeal(here.id, Path(here.folder), Path(here.orders), Path(here.key))
+    seal.check(order, kind, node)
+    answer = work()
+    seal.sign(answer, order)
+    return answer
+
+
+def _answer(work: Callable[[], RecordDict]) -> RecordDict:
+    """An answer, or why there is none. What an error says of the site's data or code stays in the site's own log."""
+    try:
+        return work()
+    except DataError as error:
+        log.error("%s", error)
+        reason = "its data cannot be used: its own log says why"
+    except PersonaflError as error:
+        log.error("%s", error)
+        reason = str(error)
+    except Exception as error:
+        log.exception("unexpected error")
+        reason = f"{type(error).__name__}: its own log says more"
+    return RecordDict({"refused": ConfigRecord({"reason": reason})})
+
+
+def _introduce(site: Site, content: RecordDict) -> RecordDict:
+    return RecordDict({"card": ConfigRecord(site.introduce())})
+
+
+def _train(site: Site, content: RecordDict) -> RecordDict:
+    order = _order(site, content)
+    trained = site.train(order, _layout(values(content, "order", {"upload": str})["upload"]))
+    answer = {"client": site.settings.id, "round": order.round, "steps": trained.steps, "failed": trained.failed}
+    return RecordDict({"answer": ConfigRecord(answer), "up": pack(trained.up)})
+
+
+def _evaluate(site: Site, content: RecordDict) -> RecordDict:
+    order = _order(site, content)
+    common = unpack(content, "common")["theta"] if "common" in content else None
+    measured = site.measure(order, values(content, "order", {"last": bool})["last"], common)
+    answer = {"client": site.settings.id, "round": order.round, "withheld": measured.withheld}
+    columns = {name: torch.from_numpy(values) for name, values in measured.columns.items()}
+    return RecordDict({"answer": ConfigRecord(answer), "columns": pack(columns)})
+
+
+def _order(site: Site, content: RecordDict) -> Order:
+    said = values(content, "order", {"job": str, "client": str, "round": int, "accepted": int, "durable": int})
+    if said["client"] != site.settings.id:
+        raise ConfigError(f"the message is for {said['client'][:80]!r}, this is site {site.settings.id}")
+    if not 0 <= min(said["accepted"], said["durable"]) or said["accepted"] > said["round"] or said["round"] < 1:
+        raise ConfigError(f"round {said['round']} after {said['accepted']} and {said['durable']} cannot be")
+    return Order(
+        read_job(said["job"]),
+        said["round"],
+        said["accepted"],
+        said["durable"],
+        Sent(unpack(content, "shared"), unpack(content, "each")),
+        unpack(content, "theta0")["theta0"] if "theta0" in content else None,
+    )
+
+
+def _layout(text: str) -> Layout:
+    try:
+        return {name: (str(kind), tuple(map(int, shape))) for name, (kind, shape) in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ConfigError("the server does not say what it wants to get") from None
+
+
+@cache
+def _site(path: str) -> Site:
+    return Site(read_site(Path(path)))
+
+
+def _find_site(context: Context) -> Site:
+    _speak()
+    path = context.node_config.get("site")
+    if not isinstance(path, str) or not path:
+        raise ConfigError("the node config has no site: start the SuperNode with --node-config 'site=\"…/site.toml\"'")
+    return _site(path)
+
+
+def _speak() -> None:
+    """Let personafl's log go where Flower's goes."""
+    flower = logging.getLogger("flwr")
+    if not log.handlers:
+        log.handlers, log.propagate = list(flower.handlers), not flower.handlers
+        log.setLevel(logging.INFO)
+
+
+client_app = make_client_app(_find_site)

@@ -1,0 +1,141 @@
+"""What a run trains, as the server tells its sites: names and numbers that the site's own personafl makes sense of.
+
+Nothing of it is executed. A site builds the model and the algorithm from its own installed package, by the same checks
+as a config file has, and compares the initial weights and what the algorithm sends with what the server says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.algorithms.base import Context, JobInfo
+from personafl.errors import ConfigError
+from personafl.kernels.task import Task
+from personafl.models import MODELS, Model, initialize
+from personafl.registry import checked, choose
+from personafl.settings import Local
+from personafl.states import State
+from personafl.training.privacy import Privacy
+from personafl.version import __version__
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""The type and the shape of each tensor by its name."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run trains.
+
+    Attributes
+    ----------
+    algorithm, model, local
+        As tables of a config. A simulation may have a model and an algorithm of its own, which are not described.
+    shape, outputs, classes
+        Of a sample; of the model; None for regression.
+    clients, groups
+        How many there are, and the group of each where they have groups.
+    theta0
+        The SHA-256 of the initial weights.
+    privacy
+        What clients do to their answers before they send them, as a table of a config.
+    personafl
+        The version that the server has.
+    """
+
+    seed: int
+    algorithm: dict[str, Any]
+    model: dict[str, Any]
+    local: dict[str, Any]
+    shape: tuple[int, ...]
+    outputs: int
+    classes: int | None
+    clients: int
+    groups: tuple[str, ...] | None
+    theta0: str
+    privacy: dict[str, Any] | None = None
+    personafl: str = __version__
+
+    def text(self) -> str:
+        """As JSON; `read_job` is the inverse."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def run(self) -> str:
+        """What distinguishes this run from others that a site takes part in; a resumed run has the same."""
+        return sha256(replace(self, groups=None).text().encode()).hexdigest()[:16]
+
+    def make_algorithm(self) -> Algorithm:
+        """The algorithm with its hyper-parameters, from this machine's personafl."""
+        made: Algorithm = choose("algorithm", self.algorithm, ALGORITHMS, None)
+        return made
+
+    def make_local(self) -> Local:
+        made: Local = checked(Local, "local", self.local)
+        return made
+
+    def make_privacy(self) -> Privacy | None:
+        made: Privacy | None = checked(Privacy | None, "privacy", self.privacy)
+        return made
+
+    def make_model(self) -> Model:
+        """The settings of the model."""
+        if not self.model:
+            raise ConfigError("the server's model is not one of personafl's own: a federation needs a [model] by name")
+        made: Model = choose("model", self.model, MODELS, None)
+        return made
+
+    def make_task(self, tables: State) -> Task:
+        """The model with the initial weights that follow from the seed."""
+        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, tables)
+        return Task(module, "mse" if self.classes is None else "cross_entropy")
+
+    def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:
+        """The algorithm fitted to the run."""
+        layers = tuple(zip(task.names, task.sizes, strict=True))
+        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups))
+
+
+def read_job(text: str) -> Job:
+    """The job of a message, checked."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError("the server's description of the run is not JSON") from None
+    if isinstance(values, dict) and values.get("personafl") != __version__:
+        raise ConfigError(f"the server has personafl {values.get('personafl')}, this site {__version__}: install that")
+    made: Job = checked(Job, "job", values)
+    return made
+
+
+def fingerprint(theta: Tensor) -> str:
+    """A SHA-256 of a vector."""
+    return sha256(theta.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def upload_of(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
+    """Something with the names, types and shapes of what a client with this state sends up; no data is looked at."""
+    one = torch.ones((), dtype=torch.int64)
+
+    def nothing(theta: Tensor) -> State:
+        return {name: torch.zeros(()) for name in ("loss", "correct")}
+
+    ctx = Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+    carry = algorithm.begin(own, sent, ctx)[0]
+    return algorithm.finish(own, {name: value.clone() for name, value in carry.items()}, sent, ctx)[1]
+
+
+def layout_of(state: Mapping[str, Tensor]) -> Layout:
+    """The types and shapes of some tensors.
+
+    >>> layout_of({"theta": torch.zeros(3)})
+    {'theta': ('float32', (3,))}
+    """
+    return {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in state.items()}

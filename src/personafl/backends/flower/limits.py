@@ -1,0 +1,178 @@
+"""What a site asks of the work behind an answer: enough samples that no single one shows, and an end to it.
+
+Looked at is what is about to happen: the steps that the algorithm takes here, which may be its own, and the batches
+that are drawn for them. docs/security.md says what this stops and what it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms import Algorithm, Sent
+from personafl.algorithms.base import Program
+from personafl.backends.flower.job import Job, layout_of
+from personafl.backends.flower.site_data import SiteSettings
+from personafl.engines.base import Result, Split, Work
+from personafl.engines.batches import Plan
+from personafl.engines.loop import LoopEngine
+from personafl.errors import ConfigError
+from personafl.kernels.task import Objective, Task, cross_entropy
+from personafl.settings import Local
+from personafl.states import Ints, State
+from personafl.streams import Key
+
+MOST_LAYERS = 1000
+MOST_LOSS = 10.0
+"""Of a sample in an evaluation: no sample of a classification adds more to a sum of losses."""
+
+
+class SiteEngine(LoopEngine):
+    """The loop engine within a site's limits.
+
+    Attributes
+    ----------
+    settings
+        The site's, which have the limits.
+    sends
+        Whether the algorithm sends anything up after training.
+    """
+
+    settings: SiteSettings
+    sends = True
+
+    def run(self, work: Work) -> Result:
+        check_most(self.settings, "most_parameters", work.program.copies * self.task.size, "parameters at once")
+        return super().run(work)
+
+    def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
+        program, count = work.program, int(steps[0])
+        gradients = count * program.batches_per_step * program.copies * int(getattr(program, "inner_steps", 1))
+        check_most(self.settings, "most_steps", gradients, "steps")
+        plan = super()._plan(work, keys, steps)
+        if work.purpose == "train" and self.sends:
+            # Self-FL's augmented form also sends the model from before its extra steps.
+            early = max(count - int(getattr(program, "extra_steps", 0)), 1)
+            keep = self._keep(work)
+            for taken in {count, early}:
+                self._check_least(plan, taken, program, keep)
+        return plan
+
+    def _keep(self, work: Work) -> float:
+        """How much of a step is left after the next: weight decay and proximal terms make training forget."""
+        rate = self.local.rate(max(work.round, 1))
+        pull = float(work.sent.shared.get("pull", torch.zeros(())))  # FedAMP's; `check_sent` has seen that it is there
+        decay = self.local.weight_decay + float(getattr(work.program, "mu", 0.0))
+        return abs(1 - rate * decay) / abs(1 + rate * pull)
+
+    def _check_least(self, plan: Plan, steps: int, program: Program, keep: float) -> None:
+        here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), program.batches_per_step
+        positions, counts = plan.positions[0, : steps * draws], plan.counts[0, : steps * draws]
+        size, least = int(counts.max()), here.least_batch_size
+        if size < least:
+            why = f"trains with batches of at least {least} samples (least_batch_size), this run has {size}"
+            raise ConfigError(f"site {here.id} {why}")
+        if steps < here.least_steps:
+            why = f"answers after at least {here.least_steps} steps (least_steps), this is {steps}"
+            raise ConfigError(f"site {here.id} {why}")
+        real = np.arange(positions.shape[1]) < counts[:, None]
+        behind = len(np.unique(positions[real]))
+        if behind < here.least_samples:
+            why = f"answers with at least {here.least_samples} different training samples behind it (least_samples)"
+            raise ConfigError(f"site {here.id} {why}: {steps} steps of {size} would use {behind} of its {samples}")
+        share = max(largest_share(positions[d::draws], counts[d::draws], keep) for d in range(draws))
+        if not share * least <= 1 + 1e-9:
+            why = f"answers where no sample weighs more than 1/{least} (least_batch_size): in these {steps} steps one "
+            why += f"of its {samples} weighs {share:.2g}, as the last batch of an epoch is small or steps are forgotten"
+            raise ConfigError(f"site {here.id} {why}; take more steps, another batch_size or less weight_decay")
+
+    def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
+        """Sums to which no sample adds more than `MOST_LOSS`."""
+        with torch.no_grad():
+            sums = self._bounded.evaluate(theta if theta.dim() == 1 else theta[0], self._samples(int(ids[0]), split))
+        return {name: np.array([float(value)], np.float64) for name, value in sums.items()}
+
+    def _measures(self) -> dict[str, Objective]:
+        return {"loss": self._bounded.objective, **self._bounded.metrics}
+
+    @cached_property
+    def _bounded(self) -> Task:
+        """The task as samples are measured: nobody knows the scale of a regression, so its losses have no bound."""
+        if not self.task.classification:
+            return self.task
+
+        def loss(outputs: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(outputs, y).clamp(max=MOST_LOSS)
+
+        return Task(self.task.template, loss, self.task.metrics)
+
+
+def largest_share(positions: Ints, counts: Ints, keep: float) -> float:
+    """The largest weight of a single sample in a sum of steps, each a mean over its batch, of all steps' weight.
+
+    Parameters
+    ----------
+    positions, counts
+        A row and a number of samples for each step, as `Plan` has them.
+    keep
+        How much of a step is left after the next one.
+
+    Examples
+    --------
+    >>> largest_share(np.array([[0, 1, 2, 3]]), np.array([4]), 1.0)
+    0.25
+    >>> largest_share(np.array([[0, 1, 2, 3], [4, 4, 4, 4]]), np.array([4, 1]), 1.0)
+    0.5
+    """
+    with np.errstate(over="ignore"):
+        weights = np.float64(keep) ** np.arange(len(counts) - 1, -1, -1)
+    real = np.arange(positions.shape[1]) < counts[:, None]
+    each = np.bincount(positions[real] - positions.min(), (real * (weights / counts)[:, None])[real])
+    return float(each.max() / weights.sum())
+
+
+def check_local(here: SiteSettings, local: Local, samples: int) -> None:
+    """Refuse more steps than a site takes, in numbers of any size."""
+    size = min(local.batch_size or samples, samples)
+    steps = (local.steps or 20) if local.epochs is None else local.epochs * math.ceil(samples / max(size, 1))
+    check_most(here, "most_steps", steps, "steps")
+
+
+def check_model(here: SiteSettings, job: Job, tables: State) -> None:
+    """Refuse a model that is too large, before it takes any memory."""
+    model = job.make_model()
+    layers = [int(getattr(model, "layers", 1)), *(len(v) for v in vars(model).values() if isinstance(v, tuple))]
+    if max(layers) > MOST_LAYERS:
+        raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
+    with torch.device("meta"):
+        made = model.build(job.shape, job.outputs, tables)
+    check_most(here, "most_parameters", sum(p.numel() for p in made.parameters()), "parameters")
+
+
+def check_sent(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: Sent, evaluating: bool) -> None:
+    """Refuse what the site's own code of the algorithm would not send, by names, types and shapes."""
+    server, first = algorithm.new_server(theta0, 1), torch.zeros(1, dtype=torch.int64)
+    meant = (algorithm.send_for_evaluation if evaluating else algorithm.send)(server, first)
+    if (layout_of(sent.shared), layout_of(sent.each)) != (layout_of(meant.shared), layout_of(meant.each)):
+        raise ConfigError(
+            f"site {here.id}: the server sends {', '.join([*sent.shared, *sent.each]) or 'nothing'}, by this site's "
+            f"code {algorithm.name} sends {', '.join([*meant.shared, *meant.each]) or 'nothing'}, or other shapes"
+        )
+
+
+def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: Sent, common: Tensor | None) -> None:
+    """Refuse a model for everybody that is not the one that was sent: an evaluation is about one model, not two."""
+    meant = algorithm.global_model({**algorithm.new_server(theta0, 1), **sent.shared})
+    if not (meant is common if meant is None or common is None else torch.equal(meant, common)):
+        raise ConfigError(f"site {here.id}: the global model to evaluate is not the one that was sent")
+
+
+def check_most(here: SiteSettings, key: str, asked: int, what: str) -> None:
+    most = getattr(here, key)
+    if asked > most:
+        raise ConfigError(f"site {here.id} takes at most {most:,} {what} ({key}), this run asks for {asked:,}")

@@ -1,0 +1,305 @@
+"""What a site does: one client with its own data, its own disk, and a say in what it takes part in.
+
+A site is told what to do by messages, and keeps what is its own: the samples, the state between rounds, the
+personalized model. What it gives away is its card (`introduce`), what the algorithm sends up (`train`), and sums of
+metrics (`measure`). Each of the latter two is in its ledger before it leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personafl.algorithms import Algorithm, Sent
+from personafl.backends.flower.evaluations import Told, digest, rounded, why_not
+from personafl.backends.flower.job import Job, Layout, fingerprint, layout_of, upload_of
+from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
+from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
+from personafl.backends.flower.site_data import SiteSettings, read_data
+from personafl.backends.flower.state_history import StateHistory
+from personafl.engines.base import torch_threads
+from personafl.engines.loop import LoopEngine
+from personafl.errors import ConfigError, DataError
+from personafl.federation import Federation
+from personafl.files import make_folder, write_tensors, write_text
+from personafl.kernels.task import Task
+from personafl.settings import Local
+from personafl.states import State
+from personafl.training.clients import LocalClients
+from personafl.training.evaluation import Columns, ServerSnapshot
+from personafl.training.privacy import Privacy, SecureNoise
+from personafl.version import __version__
+
+ME = np.zeros(1, np.int64)
+"""The position of a site's client in its own federation."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks for.
+
+    Attributes
+    ----------
+    round
+        The round that is running, or that has just ended where it is about evaluation.
+    accepted
+        The last round in which the server took this site's answer; 0 for none.
+    durable
+        The same as the oldest checkpoint has it that the server may go back to.
+    sent
+        What the algorithm sends.
+    theta0
+        The initial weights, where they do not follow from the seed and this site may need them.
+    """
+
+    job: Job
+    round: int
+    accepted: int
+    durable: int
+    sent: Sent
+    theta0: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a site answers after training; a `failed` update was not finite, and the site keeps its old state."""
+
+    up: State
+    steps: int
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a site tells of its models; `withheld` says why it tells no metrics, where it does not."""
+
+    columns: Columns
+    withheld: str = ""
+
+
+class Site:
+    """One client at its own site.
+
+    Parameters
+    ----------
+    settings
+        As its TOML file says.
+    own
+        A model and an algorithm that are not described by name; only simulations have them. These have no limits, and
+        their noise follows from the seed.
+    """
+
+    def __init__(self, settings: SiteSettings, own: tuple[Task, Algorithm] | None = None) -> None:
+        self.settings, self._own = settings, own
+        self.ledger = Ledger(Path(settings.folder), settings.id)
+
+    # --- what the server may ask for -----------------------------------------------------------------------
+
+    def introduce(self) -> dict[str, Any]:
+        """Who this is, and what its data looks like: never a sample."""
+        data = self._data
+        return {
+            "client": self.settings.id,
+            "group": data.groups[0] if data.groups is not None else "",
+            **{split: int(data.sizes(split)[0]) for split in ("train", "val", "test")},
+            "classes": data.classes or 0,
+            "outputs": int(np.prod(data.y.shape[1:])),
+            "shape": list(data.x.shape[1:]),
+            "dtype": str(data.x.dtype).removeprefix("torch."),
+            "personafl": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        }
+
+    def train(self, order: Order, upload: Layout) -> Trained:
+        """Train for a round, keep the new state on the disk, and give what goes up.
+
+        Parameters
+        ----------
+        upload
+            What the server expects to get, see `layout_of`.
+
+        Raises
+        ------
+        PersonaflError
+            This site does not take part, or cannot. What it kept is as it was.
+        """
+        with torch_threads(self.settings.threads), torch.no_grad():
+            clients, versions = self._clients(order)
+            agreed = upload_of(clients.algorithm, clients.local, clients.store.default, _row(order.sent))
+            if layout_of(agreed) != upload:
+                raise ConfigError(
+                    f"site {self.settings.id}: {clients.algorithm.name} sends {', '.join(agreed) or 'nothing'} by this "
+                    f"site's code, the server asks for {', '.join(map(str, upload)) or 'nothing'} or other shapes"
+                )
+            versions.settle(order.accepted, order.durable)
+            entry = self._entry(order, clients, "update" if agreed else "nothing")
+            if isinstance(clients.engine, SiteEngine):
+                clients.engine.sends = bool(agreed)
+                self._check_entry(self.ledger.entries(), entry)
+            answers = clients.train(order.round, ME, order.sent)
+            failed = len(answers.failed) > 0
+            self._write_down(replace(entry, what="failed") if failed else entry)
+            if not failed:
+                versions.write(order.round, {name: value[0] for name, value in clients.store.get(ME).items()})
+            up = {} if failed else {name: value[0] for name, value in answers.uploads.values.items()}
+            return Trained(up, int(answers.steps[0]), failed)
+
+    def measure(self, order: Order, last: bool, common: Tensor | None) -> Measured:
+        """Sums of loss and metrics of this client's personalized model and the common one, as far as they are told.
+
+        After the last round the personalized model is written to the site's disk, whatever is told.
+        """
+        with torch_threads(self.settings.threads), torch.no_grad():
+            clients, versions = self._clients(order, evaluating=True)
+            versions.settle(order.accepted, order.durable)
+            if self._own is not None:
+                return Measured(self._measure(clients, order, last, common))
+            return self._tell(clients, versions, order, last, common)
+
+    # --- how -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _data(self) -> Federation:
+        return read_data(self.settings)
+
+    def _clients(self, order: Order, evaluating: bool = False) -> tuple[LocalClients, StateHistory]:
+        """This client with the state that the server knows of."""
+        job, here = order.job, self.settings
+        if here.allow and job.algorithm.get("name") not in here.allow:
+            raise ConfigError(f"site {here.id} does not take part in {job.algorithm.get('name')!r}: not in its allow")
+        data = read_data(here, job.seed, job.classes)
+        self._check(data, job)
+        local = job.make_local()
+        if self._own is None:
+            check_local(here, local, int(data.sizes("train")[0]))
+            check_model(here, job, data.tables)
+        task, algorithm = self._own or (job.make_task(data.tables), job.make_algorithm())
+        theta0 = task.theta0 if order.theta0 is None else order.theta0
+        if (order.accepted == 0 or (evaluating and self._own is None)) and fingerprint(theta0) != job.theta0:
+            raise ConfigError(
+                f"site {here.id}: the initial weights are not the server's: they follow from model and seed, and may "
+                f"differ between versions of torch (here {torch.__version__})"
+            )
+        versions = StateHistory(here.states / job.run, here.id)
+        privacy = job.make_privacy()
+        if here.least_noise > (privacy.noise if privacy else 0.0):
+            raise ConfigError(
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
+                f"{privacy.noise if privacy else 0.0:g}"
+            )
+        clients = self._engine_clients(task, data, local, job, privacy)
+        clients.start(job.prepare(algorithm, task, local), theta0)
+        if self._own is None:
+            check_sent(here, clients.algorithm, theta0, order.sent, evaluating)
+        if privacy is not None:
+            clients.releases[:] = sum(e.run == job.run and e.what == "update" for e in self.ledger.entries())
+        own = versions.read(order.accepted, clients.store.default)
+        if order.accepted:
+            clients.store.put(ME, {name: value[None] for name, value in own.items()})
+        return clients, versions
+
+    def _engine_clients(
+        self, task: Task, data: Federation, local: Local, job: Job, privacy: Privacy | None
+    ) -> LocalClients:
+        threads = self.settings.threads
+        if self._own is not None:
+            return LocalClients(LoopEngine(task, data, local, job.seed, threads=threads), privacy=privacy)
+        engine = SiteEngine(task, data, local, job.seed, threads=threads)
+        engine.settings = self.settings
+        return LocalClients(engine, privacy=privacy, noise=SecureNoise())
+
+    # --- the ledger ------------------------------------------------------------------------------------------
+
+    def _entry(self, order: Order, clients: LocalClients, what: What) -> Entry:
+        privacy, job = clients.privacy, order.job
+        entry = Entry(job.run, order.round, what, clients.algorithm.name)
+        if privacy is None:
+            return entry
+        return replace(entry, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
+
+    def _write_down(self, entry: Entry) -> None:
+        """Before an answer leaves: another process may have answered since this one began."""
+        if self._own is None:
+            self.ledger.add(entry, lambda entries: self._check_entry(entries, entry))
+        elif entry.clip is not None:  # a simulation counts its answers, for their ε, and nothing else
+            self.ledger.add(entry)
+
+    def _check_entry(self, entries: Sequence[Entry], entry: Entry) -> None:
+        here = self.settings
+        check_budget(here.id, entries, entry, here.most_epsilon, here.delta)
+        if entry.what == "metrics" and (why := why_not(entries, entry.run, entry.round)):
+            raise ConfigError(f"site {here.id} tells no metrics: {why}")
+
+    # --- evaluation ------------------------------------------------------------------------------------------
+
+    def _measure(self, clients: LocalClients, order: Order, last: bool, common: Tensor | None) -> Columns:
+        snapshot = ServerSnapshot(order.round, last, lambda ids: order.sent, common)
+        columns = clients.measure(snapshot, ME)
+        if last:
+            theta = next(iter(clients.personal(snapshot, ME)))[0]
+            self._keep(clients, order, theta, columns)
+        return columns
+
+    def _tell(
+        self, clients: LocalClients, versions: StateHistory, order: Order, last: bool, common: Tensor | None
+    ) -> Measured:
+        """What leaves the site, see `evaluations`."""
+        theta0 = clients.task.theta0 if order.theta0 is None else order.theta0
+        check_common(self.settings, clients.algorithm, theta0, order.sent, common)
+        asked, told = digest(order, last, common, clients.engine.federation.fingerprint), Told(versions.folder)
+        again, why = told.recall(asked) if self.settings.tells_metrics else None, self._why_not(order)
+        exact = self._measure(clients, order, last, common) if last or (again is None and not why) else {}
+        if again is not None:
+            return Measured(again)
+        if why:
+            return Measured(clients.spent(ME), why)
+        sizes = {str(split): int(count[0]) for split, count in clients.client_index.sizes.items()}
+        columns = rounded(exact, sizes, clients.task.classification)
+        self._write_down(self._entry(order, clients, "metrics"))
+        told.keep(asked, columns)
+        return Measured(columns)
+
+    def _why_not(self, order: Order) -> str:
+        if self.settings.tells_metrics:
+            why = why_not(self.ledger.entries(), order.job.run, order.round)
+        else:
+            why = "it asks for privacy, and with enough noise they would say nothing"
+        return f"site {self.settings.id} tells no metrics: {why}" if why else ""
+
+    # --- its data and model ----------------------------------------------------------------------------------
+
+    def _check(self, data: Federation, job: Job) -> None:
+        shape, outputs = tuple(data.x.shape[1:]), data.classes or int(np.prod(data.y.shape[1:]))
+        if shape != job.shape:
+            raise DataError(f"site {self.settings.id}: its samples have shape {shape}, the model wants {job.shape}")
+        if (data.classes is None) != (job.classes is None) or outputs != job.outputs:
+            raise DataError(f"site {self.settings.id}: its labels are not what the federation's model puts out")
+
+    def _keep(self, clients: LocalClients, order: Order, theta: Tensor, columns: Columns) -> None:
+        """Write the personalized model and what there is to know of it."""
+        folder = self.settings.models
+        make_folder(folder)
+        write_tensors(folder / "personal.safetensors", clients.task.state_dict(theta.cpu()), {"format": "pt"})
+        card = {
+            "client": self.settings.id,
+            "round": order.round,
+            "algorithm": order.job.algorithm,
+            "model": order.job.model,
+            "samples": {split: int(sizes[0]) for split, sizes in clients.client_index.sizes.items()},
+            "sums": {name: float(value[0]) for name, value in columns.items()},
+        }
+        write_text(folder / "personal.json", json.dumps(card, indent=1))
+
+
+def _row(sent: Sent) -> State:
+    return {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}

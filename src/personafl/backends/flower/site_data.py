@@ -1,0 +1,198 @@
+"""The file that describes a site, and the data that it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from personafl.algorithms import ALGORITHMS
+from personafl.config import read_tables
+from personafl.errors import ConfigError, DataError
+from personafl.federation import DEFAULT_SPLITS, Federation
+from personafl.federation.folders import read_client
+from personafl.federation.tabular import Columns, read_rows
+from personafl.federation.tabular_files import SUFFIXES, open_table
+from personafl.registry import checked
+from personafl.settings import check
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """A site: one client of a federation, as its TOML file describes it.
+
+    Parameters
+    ----------
+    id
+        What this client is called in the federation.
+    data
+        A `.npz` file as in docs/your-data.md; a table (.csv, .csv.gz, .parquet) with the column `label`; or what
+        `Federation.save` wrote.
+    folder
+        Where `state/` and `models/` are.
+    group
+        The group of this client (a device type, a region).
+    splits
+        The shares of train, validation and test, where the data has no splits of its own.
+    allow
+        The algorithms that this site takes part in; all, if left out.
+    least_noise
+        The noise multiplier that a run's `[privacy]` must have at the least for this site to train in it.
+    most_epsilon, delta
+        The ε that all answers of this site may add up to, over all runs, at this δ; left out, there is no limit. What
+        is spent is in the site's ledger.
+    metrics
+        Whether the operator is told metrics. Left out: unless `least_noise` or `most_epsilon` asks for privacy.
+    least_batch_size, least_steps, least_samples
+        What training must have at the least for its answer to leave this site: samples in a batch, and no sample with
+        more weight in the answer than 1 of so many; steps; different training samples.
+    most_steps, most_parameters
+        What this site does for a message at the most: steps, and parameters of a model.
+    label, features, split
+        Of a table: the column of labels, which are numbers; those of features (all others that hold numbers, if left
+        out); the one that says train, val or test.
+    threads
+        torch threads. Their number changes the last bits of a result.
+    orders, key
+        The operator's public key, without whose signature nothing is done; and this site's private key, which signs
+        its answers. Both or neither.
+    """
+
+    id: str
+    data: str
+    folder: str
+    group: str | None = None
+    splits: tuple[float, float, float] = DEFAULT_SPLITS
+    allow: tuple[str, ...] = ()
+    least_noise: float = 0.0
+    most_epsilon: float | None = None
+    delta: float = 1e-5
+    metrics: bool | None = None
+    least_batch_size: int = 8
+    least_steps: int = 1
+    least_samples: int = 16
+    most_steps: int = 1_000_000
+    most_parameters: int = 100_000_000
+    label: str | None = None
+    features: tuple[str, ...] | None = None
+    split: str | None = None
+    threads: int = 1
+    orders: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
+        check("threads", self.threads, self.threads >= 1, "at least 1")
+        both = (self.orders is None) == (self.key is None)
+        check("orders", self.orders, both, "the operator's public key, with key, this site's private one; or neither")
+        check("least_noise", self.least_noise, self.least_noise >= 0, "at least 0")
+        check("most_epsilon", self.most_epsilon, self.most_epsilon is None or self.most_epsilon > 0, "above 0")
+        check("delta", self.delta, 0 < self.delta < 1, "in (0, 1)")
+        for key in ("least_batch_size", "least_steps", "least_samples", "most_steps", "most_parameters"):
+            check(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
+        for name in self.allow:
+            check("allow", name, name in ALGORITHMS, f"among the algorithms: {', '.join(ALGORITHMS)}")
+
+    @property
+    def tells_metrics(self) -> bool:
+        return not (self.least_noise or self.most_epsilon) if self.metrics is None else self.metrics
+
+    @property
+    def states(self) -> Path:
+        return Path(self.folder) / "state"
+
+    @property
+    def models(self) -> Path:
+        return Path(self.folder) / "models"
+
+
+def read_site(path: Path) -> SiteSettings:
+    """Read a site's TOML file; its paths start at the file's own folder."""
+    values = read_tables(path)
+    try:
+        settings: SiteSettings = checked(SiteSettings, "", values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    here = path.resolve().parent
+    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
+    paths: dict[str, Any] = {name: str(here / value) for name, value in named.items() if value is not None}
+    return replace(settings, **paths)
+
+
+def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None) -> Federation:
+    """The data of a site: a federation of one client.
+
+    Parameters
+    ----------
+    seed
+        The split follows from it and from the client's id, where the data has none.
+    classes
+        How many there are in the whole federation; a site need not have samples of each.
+    """
+    path = Path(settings.data)
+    if path.is_dir():
+        return _only(_load(str(path)), settings, classes)
+    if not path.is_file():
+        raise DataError(f"site {settings.id}: there is no data at {path}")
+    group: str | None = settings.group
+    brought: Any
+    if path.name.endswith(SUFFIXES):
+        brought = _read_table(path, settings)
+    else:
+        brought, named = read_client(path)
+        group = group or named
+    return Federation.from_clients(
+        {settings.id: brought},
+        groups=None if group is None else {settings.id: group},
+        splits=settings.splits,
+        seed=seed,
+        classes=classes,
+        name=settings.id,
+    )
+
+
+@lru_cache(maxsize=1)
+def _load(path: str) -> Federation:
+    """A saved federation; a simulator's process has many sites with parts of the same."""
+    return Federation.load(path)
+
+
+def _only(saved: Federation, settings: SiteSettings, classes: int | None) -> Federation:
+    """The one client of a saved federation that a site is."""
+    if len(saved) > 1 and settings.id not in saved.ids:
+        raise DataError(f"{settings.data} holds {len(saved)} clients, and none is called {settings.id!r}")
+    place = saved.index(settings.id) if settings.id in saved.ids else 0
+    first, last = saved.bounds[place, 0], saved.bounds[place, 3]
+    group = settings.group or (None if saved.groups is None else saved.groups[place])
+    return replace(
+        saved,
+        x=saved.x[first:last],
+        y=saved.y[first:last],
+        bounds=saved.bounds[place : place + 1] - first,
+        ids=(settings.id,),
+        groups=None if group is None else (group,),
+        classes=classes or saved.classes,
+        truth={},
+        scanned=True,
+    )
+
+
+def _read_table(path: Path, settings: SiteSettings) -> Any:
+    """What a table holds, as `from_clients` takes it."""
+    if settings.label is None:
+        raise ConfigError(f"site {settings.id}: {path.name} is a table, so label must name its column of labels")
+    rows = read_rows([open_table(path)], Columns(settings.label, settings.split, settings.features))
+    if rows.labels is not None:
+        raise DataError(
+            f"site {settings.id}: the labels of {path.name} are text, which each site would number in its own way; "
+            "write the numbers of the classes there, the same at all sites"
+        )
+    if settings.split is None:
+        return rows.x, rows.y
+    out: dict[str, Any] = {}
+    for number, name in enumerate(rows.ids):  # the column of splits was read as one of clients
+        if name not in ("train", "val", "test"):
+            raise DataError(f"site {settings.id}: column {settings.split!r} holds {name!r}; expected train, val, test")
+        out[name] = rows.x[rows.owner == number], rows.y[rows.owner == number]
+    return out

@@ -1,0 +1,238 @@
+"""What a Ray actor does: it holds a shard of the clients, with their data and state, and does their work.
+
+The work itself is `LocalClients`'. Between driver and actors there are numpy arrays, which Ray moves without copying
+them about; clients have the numbers that they have on the driver.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from personafl.algorithms.base import Algorithm, Sent
+from personafl.engines import make_engine
+from personafl.errors import DataError
+from personafl.federation import Federation
+from personafl.kernels.task import Objective, Task
+from personafl.settings import Local
+from personafl.states import Ints, State
+from personafl.training.clients import LocalClients
+from personafl.training.evaluation import Columns, ServerSnapshot
+from personafl.training.privacy import Privacy
+from personafl.version import __version__
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What every actor is told once: what clients train, how, and with what."""
+
+    module: nn.Module
+    objective: Objective
+    metrics: dict[str, Objective]
+    local: Local
+    seed: int
+    engine: str
+    memory: int
+    state_memory: int
+    privacy: Privacy | None
+    threads: int = 1
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some clients: who they are, and their samples; or all samples, in a saved federation or in Ray's memory.
+
+    Attributes
+    ----------
+    everybody
+        Whether the clients are among all others: they have the numbers that they have on the driver then.
+    """
+
+    ids: Ints
+    fingerprint: str = ""
+    path: str | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    everybody: bool = False
+
+    @classmethod
+    def of(cls, federation: Federation, ids: Ints, path: str | None) -> Shard:
+        """These clients of a federation, by their samples, or by the path of the saved federation."""
+        if path is not None:
+            return cls(ids, federation.fingerprint, path, everybody=True)
+        bounds = federation.bounds[ids]
+        many = bounds[:, 3] - bounds[:, 0]
+        starts = np.cumsum(many) - many
+        rows = torch.from_numpy(np.arange(many.sum()) + np.repeat(bounds[:, 0] - starts, many))
+        fields = {
+            "x": federation.x.index_select(0, rows).numpy(),
+            "y": federation.y.index_select(0, rows).numpy(),
+            "bounds": bounds - (bounds[:, :1] - starts[:, None]),
+            "ids": tuple(federation.ids[i] for i in ids.tolist()),
+            "classes": federation.classes,
+        }
+        return cls(ids, fields=fields)
+
+    def federation(self) -> Federation:
+        """The clients' data: theirs alone, in memory; or everybody's, mapped."""
+        if self.path is None:
+            # A copy of what is theirs alone: Ray's memory is for what is on its way, or for all.
+            made = _mapped if self.everybody else torch.tensor
+            x, y = (made(self.fields[name]) for name in ("x", "y"))
+            return Federation(**{**self.fields, "x": x, "y": y}, scanned=True)
+        federation = Federation.load(self.path)
+        if federation.fingerprint != self.fingerprint:
+            raise DataError(f"ray.data = {self.path!r} holds another federation than the one that is trained on")
+        return federation
+
+
+@dataclass(frozen=True)
+class ShardRequest:
+    """What an actor needs of a `ServerSnapshot`, for some of its clients: `each` has a row for each of `ids`."""
+
+    round: int
+    last: bool
+    ids: Ints
+    each: Arrays
+    kept: NDArray[np.bool_] | None
+    """Of all clients of the shard."""
+
+
+class Worker:
+    """An actor. It holds one shard, and more where other actors have died and there is no room for new ones."""
+
+    def __init__(self, duties: WorkerConfig) -> None:
+        self.duties, self.task = duties, Task(duties.module, duties.objective, duties.metrics)
+        self._shards: dict[int, tuple[Shard, LocalClients]] = {}
+        torch.set_num_threads(duties.threads)
+        torch.set_grad_enabled(False)
+
+    def version(self) -> str:
+        return __version__
+
+    def take(self, number: int, shard: Shard, everybody: dict[str, Any] | None = None) -> None:
+        """Take a shard, whose clients begin with nothing; `everybody` are the fields of all in Ray's memory."""
+        if everybody is not None:
+            shard = Shard(shard.ids, fields=everybody, everybody=True)
+        duties, federation = self.duties, shard.federation()
+        engine, _ = make_engine(
+            duties.engine, self.task, federation, duties.local, duties.seed, duties.memory, duties.threads,
+            duties.device,
+        )  # fmt: skip
+        clients = LocalClients(engine, duties.state_memory, Path(tempfile.gettempdir()), duties.privacy)
+        self._shards[number] = Shard(shard.ids, everybody=shard.everybody), clients
+
+    def start(self, number: int, algorithm: Algorithm, theta0: NDArray[Any]) -> None:
+        clients = self._shards[number][1]
+        clients.start(algorithm, torch.tensor(theta0).to(clients.device))
+
+    def train(
+        self, number: int, round: int, ids: Ints, each: Arrays, shared: Arrays, borrowed: Ints, theirs: Arrays
+    ) -> dict[str, Any]:
+        """Train these clients; their uploads come as one row where the algorithm allows it.
+
+        `borrowed` among them belong to other shards: they bring their states and take them along again.
+        """
+        clients = self._shards[number][1]
+        sent = Sent(self._tensors(shared), self._tensors(each))
+        if len(borrowed):
+            clients.put_rows(borrowed, self._tensors(theirs))
+        answers = clients.train(round, self._local(number, ids), sent)
+        if len(borrowed):
+            theirs = arrays(clients.rows(borrowed))
+            clients.drop(borrowed)
+        uploads, weights = answers.uploads, clients.algorithm.condensable
+        if weights is not None and len(uploads):
+            uploads = uploads.condense(weights)
+        return {
+            "ids": ids[np.isin(ids, self._global(number, answers.failed), invert=True)],
+            "samples": uploads.samples.cpu().numpy(),
+            "values": arrays(uploads.values),
+            "counts": None if uploads.counts is None else uploads.counts.numpy(),
+            "steps": answers.steps,
+            "gradients": answers.gradients,
+            "failed": self._global(number, answers.failed),
+            "bytes_up": answers.bytes_up,
+            "borrowed": theirs,
+        }
+
+    def measure(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> Columns:
+        return self._shards[number][1].measure(self._snapshot(number, view, shared), self._local(number, view.ids))
+
+    def rows(self, number: int, ids: Ints) -> Arrays:
+        return arrays(self._shards[number][1].rows(self._local(number, ids)))
+
+    def put_rows(self, number: int, ids: Ints, rows: Arrays) -> None:
+        self._shards[number][1].put_rows(self._local(number, ids), self._tensors(rows))
+
+    def predictions(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> pa.Table | None:
+        """What the models say about the test samples of `view.ids`, client after client."""
+        clients = self._shards[number][1]
+        table = clients.predictions(self._snapshot(number, view, shared), self._local(number, view.ids))
+        return None if table is None else table.drop_columns(["client"])
+
+    def personal(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> Arrays:
+        """The personalized models of `view.ids`."""
+        clients = self._shards[number][1]
+        parts = clients.personal(self._snapshot(number, view, shared), self._local(number, view.ids))
+        return {"theta": torch.cat([part.cpu() for part in parts]).numpy()}
+
+    def shared_model(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> NDArray[Any] | None:
+        """The one model of `view.ids`, none of whom was ever active; None where each has its own."""
+        clients = self._shards[number][1]
+        model = clients.shared(self._snapshot(number, view, shared), self._local(number, view.ids))
+        return None if model is None else model.cpu().numpy()
+
+    # --- numbers and arrays --------------------------------------------------------------------------------
+
+    def _local(self, number: int, ids: Ints) -> Ints:
+        """The numbers that clients have here."""
+        shard = self._shards[number][0]
+        return ids if shard.everybody else np.searchsorted(shard.ids, ids).astype(np.int64)
+
+    def _global(self, number: int, local: Ints) -> Ints:
+        shard = self._shards[number][0]
+        return local if shard.everybody else shard.ids[local]
+
+    def _tensors(self, state: Mapping[str, NDArray[Any]]) -> State:
+        """Copies: what Ray hands out may not be written to."""
+        return {name: torch.tensor(value).to(self.duties.device) for name, value in state.items()}
+
+    def _snapshot(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> ServerSnapshot:
+        (shard, clients), ids = self._shards[number], self._local(number, view.ids)
+        to_all, each = self._tensors(shared["shared"]), self._tensors(view.each)
+        common = None if shared["common"] is None else torch.tensor(shared["common"]).to(clients.device)
+        kept = None
+        if view.kept is not None:
+            kept = np.zeros(len(clients.client_index), np.bool_)
+            kept[self._local(number, shard.ids)] = view.kept
+
+        def send(some: Ints) -> Sent:
+            at: Tensor = torch.from_numpy(np.searchsorted(ids, some)).to(clients.device)
+            return Sent(to_all, {name: value.index_select(0, at) for name, value in each.items()})
+
+        return ServerSnapshot(view.round, view.last, send, common, kept)
+
+
+def _mapped(array: NDArray[Any]) -> Tensor:
+    """Memory of Ray's as a tensor. It is for reading only, and nobody writes to samples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def arrays(state: Mapping[str, Tensor]) -> Arrays:
+    """Tensors as numpy arrays, on their way to another process."""
+    return {name: np.asarray(value.detach().cpu().numpy(), order="C") for name, value in state.items()}

@@ -1,0 +1,72 @@
+"""`personafl demo`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from personafl.cli.compare import write_files
+from personafl.cli.console import Json, err, out, say
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many seeds: federations and trainings.")] = 2,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where the runs go. Default: the next free runs/demo-N.", readable=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Forty unlike clients, real handwritten digits: does the federation help them?
+
+    Compares six methods and writes a report, in under a minute.
+
+    Examples:
+
+      personafl demo
+
+      personafl demo --rounds 20 --seeds 1 --out runs/first-look
+    """
+    from personafl.report.data import report_data
+    from personafl.report.output import default_page, write_page
+    from personafl.signals import exit_code, on_stop
+    from personafl.study.demo import demo_plan, sentence
+    from personafl.study.judgement import judge
+    from personafl.study.plan import run_plan
+    from personafl.study.tables import caption, sentences, terminal_tables
+    from personafl.training.events import StudyProgress
+
+    planned = demo_plan(rounds, seed, seeds)
+    folder = out_folder or _next_free(Path("runs"))
+    try:
+        with on_stop(), StudyProgress(planned.jobs(), err) as progress:
+            found = run_plan(planned, folder, progress.listeners)
+    except KeyboardInterrupt as stop:
+        words = ["--rounds", str(rounds), "--seed", str(seed), "--seeds", str(seeds), "--out", str(folder)]
+        say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(['personafl', 'demo', *words])}")
+        raise typer.Exit(exit_code(stop)) from None
+    judgement = judge(found.methods)
+    write_files(found, judgement)
+    page = default_page([folder])
+    write_page(page, report_data([folder]))
+    if as_json:
+        print((folder / "comparison.json").read_text(encoding="utf-8"), end="")
+        return
+    for table in terminal_tables(judgement):
+        out.print(table)
+    out.print(caption(judgement), style="dim", highlight=False, markup=False)
+    for answer in (*sentences(judgement), sentence(found)):
+        say(out, answer)
+    say(out, f"Report: {page}")
+
+
+def _next_free(parent: Path) -> Path:
+    number = 1
+    while (parent / f"demo-{number}").exists():
+        number += 1
+    return parent / f"demo-{number}"

@@ -1,0 +1,159 @@
+"""`personafl deploy`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from personafl.cli.console import Json, err, out, print_json, say
+
+if TYPE_CHECKING:
+    from personafl.backends.deploy import Deployment
+
+deploy = typer.Typer(help="Set up a real federation, and rehearse it on this machine.", rich_markup_mode="rich")
+
+Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR", readable=False)]
+
+
+@deploy.command()
+def init(
+    folder: Folder,
+    sites: Annotated[str, typer.Option(metavar="A,B,…", help="The sites' names.")] = "site-1,site-2,site-3",
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the sites will reach the operator's machine.")
+    ] = "127.0.0.1:9092",
+    as_json: Json = False,
+) -> None:
+    """Write a federation that is ready to start: app, config, scripts, certificates, keys.
+
+    operator/ stays here, each folder in sites/ goes to that site. Guides:
+    operator/OPERATOR.md and sites/NAME/SITE.md.
+
+    Examples:
+
+      personafl deploy init federation
+
+      personafl deploy init clinics --sites a,b --address fl.example.org:9092
+    """
+    need_flower()
+    from personafl.backends.deploy import init_federation
+
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    layout = init_federation(folder, names, address)
+    if as_json:
+        print_json({"folder": str(folder), "sites": list(layout.sites), "address": address})
+        return
+    say(out, f"Federation: {folder} ({len(layout.sites)} sites: {', '.join(layout.sites)})")
+    say(out, f"Rehearse it on this machine: personafl deploy up {folder}")
+    say(out, f"Then read {layout.operator / 'OPERATOR.md'}")
+
+
+@deploy.command()
+def up(
+    folder: Folder,
+    sites: Annotated[int | None, typer.Option(help="How many of its sites take part. Default: all.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder of .npz files, a site each. Default: digits.", readable=False),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of those in federation.toml.")] = None,
+    no_proxy: Annotated[bool, typer.Option("--no-proxy", help="Leave out nginx.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Rehearse a federation on this machine: real servers, sites, keys and TLS, on loopback.
+
+    Runs in DIR/rehearsal-N with the files of DIR, shows the rounds, and ends
+    with each site's own model in its folder and a report. Ctrl-C stops all.
+
+    Examples:
+
+      personafl deploy up federation --sites 3
+
+      personafl deploy up federation --data hospitals --rounds 2
+    """
+    need_flower()
+    from personafl.backends.deploy import Deployment
+    from personafl.backends.deploy.rehearsal import stopping_signals
+    from personafl.report.data import report_data
+    from personafl.report.output import write_page
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in stopping_signals()[1:]:
+        signal.signal(number, stop)
+    settings = {} if rounds is None else {"rounds": rounds}
+    deployment = Deployment(folder, sites, data=data, proxy=not no_proxy, settings=settings)
+
+    def tell(text: str) -> None:
+        if not as_json:
+            say(err, text)
+
+    try:
+        with deployment:
+            tell(f"Starting {len(deployment.sites)} sites in {deployment.layout.folder}; logs are in logs/")
+            deployment.start()
+            tell(f"All sites have joined at {deployment.layout.address}")
+            deployment.start_run()
+            deployment.wait(lambda record: tell(_line(record)))
+    except KeyboardInterrupt:
+        say(err, f"Stopped; every process has ended. What was made is in {deployment.layout.folder}")
+        raise typer.Exit(130) from None
+    page = deployment.run_folder / "report.html"
+    write_page(page, report_data([deployment.run_folder]))
+    rows = _rows(deployment)
+    if as_json:
+        print_json({"run": str(deployment.run_folder), "report": str(page), "sites": rows})
+        return
+    table = Table(*rows[0], caption="each model is on its site's disk and nowhere else", caption_justify="left")
+    for row in rows:
+        table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
+    out.print(table)
+    say(out, f"Report: {page}")
+
+
+def _rows(deployment: Deployment) -> list[dict[str, Any]]:
+    """What each site has in the end."""
+    from personafl.runs.run import load
+
+    measured = {row["client"]: row for row in load(deployment.run_folder).clients().to_pylist()}
+    rows = []
+    for name in deployment.sites:
+        row, model = measured.get(name, {}), deployment.model(name)
+        metric = "personal_accuracy" if "personal_accuracy" in row else "personal_loss"
+        row = {key: row.get(key) for key in ("n_train", "n_test", metric)}
+        where = model.relative_to(deployment.layout.folder)
+        rows.append({"site": name, **row, "model": str(where) if model.is_file() else None})
+    return rows
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A round in plain text.
+
+    >>> _line({"round": 2, "active": 3, "failed": [], "dropped": {"north": "no answer"}, "round_seconds": 8.51})
+    'round 2, 8.5 s, 3 sites asked, without north (no answer)'
+    """
+    parts = [f"round {record['round']}"]
+    if "round_seconds" in record:
+        parts.append(f"{record['round_seconds']:.1f} s")
+    parts.append(f"{record['active']} sites asked")
+    metric = next((key for key in ("personal_accuracy", "personal_loss") if record.get(key) is not None), None)
+    if metric:
+        parts.append(f"{metric.replace('personal_', 'personalized ')} {record[metric]:.4f}")
+    parts += [f"without {site} ({why})" for site, why in (record.get("dropped") or {}).items()]
+    parts += [f"{site} diverged" for site in record["failed"]]
+    return ", ".join(parts)
+
+
+def need_flower() -> None:
+    """One line where Flower is not installed."""
+    from importlib.util import find_spec
+
+    from personafl.errors import ConfigError
+
+    if find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed, and a federation runs on it: pip install 'personafl[flower]'")

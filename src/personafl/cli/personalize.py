@@ -1,0 +1,66 @@
+"""`personafl personalize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from personafl.cli.console import Json, out, print_json, say
+
+
+def personalize(
+    run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", readable=False)],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A .npz file with x and y, or a folder with one for each newcomer.", metavar="DATA", readable=False
+        ),
+    ],
+    out_file: Annotated[Path, typer.Option("--out", help="Where the models go (safetensors).", readable=False)] = Path(
+        "personalized.safetensors"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Make personalized models for clients that were not there for the training.
+
+    A newcomer gets what the server would send now, and trains on its own data
+    as the run's algorithm says. Nothing in the run folder changes.
+
+    Examples:
+
+      personafl personalize runs/mnist-ditto-0 new-hospital.npz
+
+      personafl personalize runs/mnist-ditto-0 newcomers/ --out new.safetensors
+    """
+    from personafl.errors import DataError
+    from personafl.runs.run import load
+    from personafl.training.newcomers import newcomer_engine, newcomer_federation, personalize_newcomers, read_newcomers
+
+    found = load(run_folder)
+    if out_file.exists():
+        raise DataError(f"{out_file} exists already: name another file with --out")
+    federation = newcomer_federation(found, read_newcomers(data))
+    models = personalize_newcomers(found, federation)
+    found.save_models(out_file, models, federation.ids)
+    sums = newcomer_engine(found, federation).evaluate(models, np.arange(len(federation)), "test")
+    rows = [
+        {
+            "client": name,
+            "n_train": int(federation.sizes("train")[k]),
+            "n_test": int(n := federation.sizes("test")[k]),
+            **{metric: float(values[k] / n) if n else None for metric, values in sums.items()},
+        }
+        for k, name in enumerate(federation.ids)
+    ]
+    if as_json:
+        print_json({"models": str(out_file), "newcomers": rows})
+        return
+    table = Table(*rows[0], caption="means over their own test samples, where they brought any")
+    for row in rows:
+        table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
+    out.print(table)
+    say(out, f"Models: {out_file}")

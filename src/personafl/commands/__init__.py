@@ -1,1 +1,0 @@
-"""The commands of `personafl`, a file for each; `cli.py` puts them together."""

@@ -1,0 +1,542 @@
+"""The clients' data as one ragged store: one array for each field, and where each client's samples lie in it.
+
+A batch for many clients is then a single gather, a saved federation is a few `.npy` files, and features
+larger than memory are memory-mapped.
+"""
+
+import difflib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.errors import ConfigError, DataError
+from personafl.federation import datasets as federation_datasets
+from personafl.federation import folders as federation_files
+from personafl.federation import tabular as federation_tables
+from personafl.federation.arrays import (
+    SPLITS,
+    Array,
+    Indices,
+    Pair,
+    Split,
+    client_pieces,
+    pair,
+    split_index,
+    stored_features,
+    stored_labels,
+)
+from personafl.federation.checks import (
+    check_class_names,
+    check_finite,
+    check_labels,
+    check_structure,
+    check_tables,
+    owners,
+)
+from personafl.federation.scaling import standardized
+from personafl.federation.splits import bounds_of, dealt_samples, groups_of_clients, natural_clients, split_samples
+from personafl.federation.tabular_files import open_table
+from personafl.streams import generator, name_key
+
+if TYPE_CHECKING:
+    from personafl.data.partitions import Partition
+
+DEFAULT_SPLITS = (0.7, 0.1, 0.2)
+ROWS_AT_ONCE = 4_096
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The data of M clients, N samples in all. Usually made by one of the `from_...` constructors.
+
+    Attributes
+    ----------
+    x : Tensor
+        (N, ...) features, client after client, inside a client [train | validation | test]; float32, int64
+        or uint8.
+    y : Tensor
+        int64 (N,) classes, or float32 (N,) or (N, d) regression targets.
+    bounds : array
+        (M, 4): where a client's training, validation and test samples start, and where they end.
+    ids : tuple of str
+        The clients' names.
+    groups : tuple of str, optional
+        The group of each client (a device type, a cluster).
+    classes : int, optional
+        Number of classes; None for regression. Not given for integer labels, it is the largest label + 1.
+    name : str
+        What this federation is called in runs and reports.
+    truth : dict of arrays
+        What is known to be true of each client of synthetic data; first dimension M.
+    notes : tuple of str
+        What had to be bent to make this federation, for people to read.
+    tables : dict of tensors
+        Constants that all clients share and that a model may use, such as word vectors; where one is called
+        `embedding`, x are numbers of its rows.
+    labels : tuple of str, optional
+        The names of the classes.
+
+    Examples
+    --------
+    >>> fed = Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1]), "bob": ([[2.0], [3.0]], [1, 1])})
+    >>> len(fed), fed.sizes("train").tolist(), fed.classes
+    (2, [1, 1], 2)
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    bounds: Indices
+    ids: tuple[str, ...]
+    groups: tuple[str, ...] | None = None
+    classes: int | None = None
+    name: str = "federation"
+    truth: dict[str, Array] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    tables: dict[str, torch.Tensor] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    # A saved federation was scanned for NaN before it was written; scanning again would read all of x.
+    scanned: InitVar[bool] = False
+
+    def __post_init__(self, scanned: bool) -> None:
+        object.__setattr__(self, "bounds", np.array(self.bounds, np.int64))
+        self.bounds.setflags(write=False)
+        check_structure(self)
+        if self.classes is None and not self.y.is_floating_point():
+            object.__setattr__(self, "classes", int(self.y.max()) + 1 if self.labels is None else len(self.labels))
+        check_labels(self)
+        check_class_names(self)
+        if not scanned:
+            check_finite(self, self.x, "features")
+            check_tables(self)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def starts(self, split: Split) -> Indices:
+        """Where each client's samples of a split start, (M,)."""
+        return self.bounds[:, split_index(split)]
+
+    def sizes(self, split: Split) -> Indices:
+        """How many samples of a split each client has, (M,)."""
+        sizes: Indices = self._sizes[split_index(split)]
+        return sizes
+
+    @cached_property
+    def _sizes(self) -> Indices:
+        """(3, M): made once, because rounds ask for it and must not take time that grows with the clients."""
+        sizes: Indices = np.ascontiguousarray(np.diff(self.bounds, axis=1).T)
+        sizes.setflags(write=False)
+        return sizes
+
+    @cached_property
+    def keys(self) -> NDArray[np.uint64]:
+        """The random-number key of each client, (M,): it depends on the client's name only."""
+        return np.array([name_key(client) for client in self.ids], np.uint64)
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {client: m for m, client in enumerate(self.ids)}
+
+    def index(self, client_id: str) -> int:
+        """The position of a client among the ids."""
+        if client_id not in self._positions:
+            near = difflib.get_close_matches(str(client_id), self.ids, n=1, cutoff=0.0)
+            raise DataError(f"no client {client_id!r} among the {len(self)} clients; did you mean {near[0]!r}?")
+        return self._positions[client_id]
+
+    def client(self, client_id: str) -> dict[Split, tuple[torch.Tensor, torch.Tensor]]:
+        """One client's (x, y) for each split, as views of the store.
+
+        >>> fed = Federation.from_clients({"ann": {"train": ([[0.0]], [0]), "test": ([[5.0]], [1])}})
+        >>> fed.client("ann")["test"]
+        (tensor([[5.]]), tensor([1]))
+        """
+        edges = self.bounds[self.index(client_id)].tolist()
+        return {
+            split: (self.x[edges[s] : edges[s + 1]], self.y[edges[s] : edges[s + 1]]) for s, split in enumerate(SPLITS)
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A SHA-256 of everything that training can see; equal for equal data on every machine."""
+        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *federation_files.tables_of(self)]
+        labels = [self.ids, self.groups, self.classes, *([sorted(self.tables)] if self.tables else [])]
+        return federation_files.digest(arrays, labels)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers that describe the federation: how many clients and samples, how they are spread.
+
+        >>> Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1])}).summary()["classes_per_client"]
+        {'min': 2, 'median': 2.0, 'max': 2}
+        """
+        classes = None
+        if self.classes is not None:
+            pairs = np.unique(owners(self) * self.classes + self.y.numpy())
+            classes = _spread(np.bincount(pairs // self.classes, minlength=len(self)))
+        return {
+            "name": self.name,
+            "clients": len(self),
+            "samples": len(self.x),
+            "sizes": {split: _spread(self.sizes(split)) for split in SPLITS},
+            "classes": self.classes,
+            "classes_per_client": classes,
+            "groups": None if self.groups is None else dict(Counter(self.groups)),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        *,
+        partition: "Partition | None" = None,
+        clients: Any = None,
+        groups: Any = None,
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str = "arrays",
+        truth: dict[str, Array] | None = None,
+        notes: Sequence[str] = (),
+        tables: dict[str, torch.Tensor] | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> "Federation":
+        """A federation of one pool of samples.
+
+        Parameters
+        ----------
+        x, y : array-like
+            Features (N, ...) and labels (N,) or (N, d). Integer labels are classes, float labels regression
+            targets.
+        partition : Partition, optional
+            Deals the samples to clients named client-0, client-1, …
+        clients : array-like, optional
+            Instead of a partition: the client of each sample. Clients are put in natural order (2 before 10).
+        groups : mapping or array-like, optional
+            With `clients`: the group of each client {id: group}, or of each sample.
+        splits : three floats
+            A client's shares of train, validation and test. At least one sample is for training; where there
+            is too little, a test sample comes before a validation sample.
+        seed : int
+            The partition follows from it, and, for each client apart, the split.
+        classes, name, truth, notes, tables, labels
+            As in the class; `truth` in the order of the ids.
+
+        Examples
+        --------
+        >>> fed = Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], clients=["bob", "ann", "bob"])
+        >>> fed.ids, fed.sizes("test").tolist()
+        (('ann', 'bob'), [0, 1])
+        """
+        features, targets = pair(x, y, "the data")
+        if len(targets) == 0:
+            raise DataError("the federation is empty: x and y hold no sample")
+        if (partition is None) == (clients is None):
+            raise ConfigError("from_arrays needs exactly one of partition (deals samples) and clients (a key a sample)")
+        named_groups: Sequence[str] | None
+        if partition is not None:
+            if groups is not None:
+                raise ConfigError("groups can be given with clients only: a partition makes its own")
+            dealt = partition(targets, generator(seed, "partition"))
+            samples, owner = dealt_samples(dealt.parts, len(targets), partition.name)
+            ids: Sequence[str] = [f"client-{m}" for m in range(len(dealt.parts))]
+            named_groups, notes = dealt.groups, [*notes, *dealt.notes]
+        else:
+            ids, owner = natural_clients(clients, len(targets))
+            samples = np.arange(len(targets))
+            named_groups = groups_of_clients(groups, ids, owner)
+        order, bounds = split_samples(ids, owner, splits, seed)
+        chunks = np.array_split(samples[order], max(1, -(-len(order) // ROWS_AT_ONCE)))
+        return cls(
+            x=stored_features([features] * len(chunks), chunks),
+            y=stored_labels([targets] * len(chunks), chunks),
+            bounds=bounds,
+            ids=tuple(ids),
+            groups=None if named_groups is None else tuple(named_groups),
+            classes=classes,
+            name=name,
+            truth=truth or {},
+            notes=tuple(notes),
+            tables=tables or {},
+            labels=None if labels is None else tuple(labels),
+        )
+
+    @classmethod
+    def from_clients(
+        cls,
+        data: Mapping[Any, Pair | Mapping[Split, Pair]],
+        *,
+        groups: Mapping[str, str] | None = None,
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str = "clients",
+        tables: dict[str, torch.Tensor] | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> "Federation":
+        """A federation of clients that each bring their arrays.
+
+        Parameters
+        ----------
+        data : mapping
+            {id: (x, y)}, each then split by `splits`; or {id: {"train": (x, y), "val": (x, y), "test": (x,
+            y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
+        groups : mapping, optional
+            {id: group}.
+        splits, seed, classes, name, tables, labels
+            As in `from_arrays`.
+
+        Examples
+        --------
+        >>> data = {"ann": {"train": ([[0.0], [1.0]], [0, 1]), "test": ([[2.0]], [1])}}
+        >>> Federation.from_clients(data).bounds.tolist()
+        [[0, 2, 2, 3]]
+        """
+        if not data:
+            raise DataError("the federation is empty: no client was given")
+        ids = [str(client) for client in data]
+        pieces, counts, divided = client_pieces(ids, list(data.values()))
+        if divided:
+            order, bounds = np.arange(counts.sum()), bounds_of(counts)
+        else:
+            order, bounds = split_samples(ids, np.repeat(np.arange(len(ids)), counts.sum(axis=1)), splits, seed)
+        ends = np.cumsum([len(y) for _, y in pieces])
+        # Samples change places inside a piece only, so each piece is copied once, straight to its place.
+        rows = [order[end - len(y) : end] - (end - len(y)) for (_, y), end in zip(pieces, ends, strict=True)]
+        return cls(
+            x=stored_features([x for x, _ in pieces], rows),
+            y=stored_labels([y for _, y in pieces], rows),
+            bounds=bounds,
+            ids=tuple(ids),
+            groups=None if groups is None else tuple(groups_of_clients(groups, ids, None) or ()),
+            classes=classes,
+            name=name,
+            tables=tables or {},
+            labels=None if labels is None else tuple(labels),
+        )
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str | None = None,
+    ) -> "Federation":
+        """A federation of a folder with one `.npz` file a client; the file's stem is the client's id.
+
+        A file holds the arrays `x` and `y`, or `x_train`, `y_train` and where there are any `x_val`, `y_val`,
+        `x_test`, `y_test`; optionally the string `group`. Nothing in a file is executed: pickled objects are
+        refused. Other files of the folder are left alone.
+
+        Parameters
+        ----------
+        path : path
+            The folder.
+        splits, seed, classes, name
+            As in `from_arrays`; the name is the folder's unless given.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     for client in ("phone-10", "phone-2"):
+        ...         np.savez(Path(folder, client), x=np.ones((4, 3)), y=np.array([0, 1, 0, 1]))
+        ...     Federation.from_folder(folder).ids
+        ('phone-2', 'phone-10')
+        """
+        data, groups = federation_files.read_folder(Path(path))
+        return cls.from_clients(
+            data,
+            groups=groups or None,
+            splits=splits,
+            seed=seed,
+            classes=classes,
+            name=name or Path(path).resolve().name,
+        )
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        label: str,
+        client: str | None = None,
+        partition: "Partition | None" = None,
+        features: str | Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        group: str | None = None,
+        split: str | None = None,
+        normalize: federation_tables.Normalization = "none",
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str | None = None,
+    ) -> "Federation":
+        """A federation of a table with a row a sample.
+
+        Every value must be there: an error names the column and the row of one that is missing. Rows are counted
+        from 1, without the header.
+
+        Parameters
+        ----------
+        table : path or table
+            A file (.csv, .csv.gz, .parquet), a pyarrow table, a pandas or other dataframe, or a mapping of names
+            to columns.
+        label : str
+            The column of labels. Text is classes in natural order, whose names become `labels`; integers are
+            classes that count from 0; other numbers are regression targets.
+        client : str, optional
+            The column of client ids: text or integers.
+        partition : Partition, optional
+            Deals the rows to clients, whatever a client column says; `Natural` keeps that column's clients, or
+            those of them who have enough rows.
+        features : str or sequence of str, optional
+            The columns of numbers that make x, in this order; all others that hold numbers, if left out. One
+            name alone may be a column of arrays (an embedding, a picture), whose shape is kept.
+        categorical : sequence of str
+            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0.
+        group, split : str, optional
+            With `client`: the column with the client's group; the column that says train, val (or validation)
+            or test. Without `split`, each client's rows are split by `splits`.
+        normalize : str
+            `standard` is `standardized()`; `none` leaves the numbers as they are.
+        splits, seed, classes, name
+            As in `from_arrays`; the name is the file's unless given.
+
+        Examples
+        --------
+        >>> table = {"hospital": ["b", "a", "b"], "age": [51, 43, 60], "outcome": ["well", "ill", "ill"]}
+        >>> fed = Federation.from_table(table, client="hospital", label="outcome")
+        >>> fed.ids, fed.labels, fed.x.shape
+        (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
+        """
+        columns = federation_tables.Columns(label, client, features, categorical, group, split)
+        rows = federation_tables.read_rows([open_table(table)], columns)
+        name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
+        return rows.federation(cls, partition, splits, seed, classes, name, normalize)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        data: Mapping[Any, Any],
+        *,
+        groups: Mapping[str, str] | None = None,
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str = "datasets",
+        labels: Sequence[str] | None = None,
+    ) -> "Federation":
+        """A federation of torch Datasets, one a client.
+
+        Each item is read once, so what a transform does at random is done once. Pictures (PIL) become float32
+        tensors (channels, height, width) in 0 to 1.
+
+        Parameters
+        ----------
+        data : mapping
+            {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
+            it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
+        groups, splits, seed, classes, name, labels
+            As in `from_clients`.
+
+        Examples
+        --------
+        >>> from torch.utils.data import TensorDataset
+        >>> ann = TensorDataset(torch.zeros(10, 3), torch.tensor([0, 1] * 5))
+        >>> Federation.from_datasets({"ann": ann}).sizes("train").tolist()
+        [7]
+        """
+        read = {str(client): federation_datasets.read_client(str(client), brought) for client, brought in data.items()}
+        return cls.from_clients(
+            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, labels=labels
+        )
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        label: str = "label",
+        client: str | None = None,
+        partition: "Partition | None" = None,
+        features: str | Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        group: str | None = None,
+        normalize: federation_tables.Normalization = "none",
+        splits: Sequence[float] = DEFAULT_SPLITS,
+        seed: int = 0,
+        classes: int | None = None,
+        name: str | None = None,
+    ) -> "Federation":
+        """A federation of a Hugging Face dataset: `pip install "personafl[huggingface]"`.
+
+        Parameters
+        ----------
+        dataset : datasets.Dataset or datasets.DatasetDict
+            A Dataset's rows are split by `splits`. The splits train, validation and test of a DatasetDict are
+            used as they are, and every client must have rows in train.
+        label, client, partition, features, categorical, group, normalize, splits, seed, classes, name
+            As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
+            width) in 0 to 1. A `ClassLabel`'s names become `labels`.
+        """
+        columns = federation_tables.Columns(label, client, features, categorical, group)
+        rows = federation_tables.read_rows(federation_datasets.huggingface_tables(dataset, label), columns)
+        return rows.federation(cls, partition, splits, seed, classes, name or "huggingface", normalize)
+
+    def standardized(self) -> "Federation":
+        """This federation with each feature's training samples, all clients' together, at mean 0 and variance 1.
+
+        In a real federation each client would send the number, the sum and the sum of squares of its training
+        samples for this. Validation and test samples have no part in it. What was subtracted and what was divided
+        by is in `tables`: new samples for the trained models need the same, (x - tables["mean"]) / tables["std"].
+
+        Examples
+        --------
+        >>> fed = Federation.from_clients({"ann": {"train": ([[1.0], [3.0]], [0, 1]), "test": ([[4.0]], [1])}})
+        >>> fed.standardized().x.flatten(), fed.standardized().tables["mean"]
+        (tensor([-1., 1., 2.]), tensor([2.]))
+        """
+        return standardized(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the federation to a new folder, whole or not at all; `load` reads it back."""
+        federation_files.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Federation":
+        """Read a saved federation; the features stay on disk until they are used.
+
+        Parameters
+        ----------
+        path : path
+            A folder that `save` wrote.
+        verify : bool
+            Read all features too and compare them with the stored fingerprint. Everything else is always
+            compared.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> fed = Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1])})
+        >>> with TemporaryDirectory() as folder:
+        ...     fed.save(Path(folder, "mine"))
+        ...     Federation.load(Path(folder, "mine"), verify=True).fingerprint == fed.fingerprint
+        True
+        """
+        return federation_files.load(cls, Path(path), verify)
+
+
+def _spread(values: Indices) -> dict[str, float]:
+    return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}

@@ -1,0 +1,55 @@
+"""Features standardized by what the clients' training samples say together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from personafl.errors import ConfigError
+from personafl.federation.arrays import Array
+
+if TYPE_CHECKING:
+    from personafl.federation import Federation
+
+_ROWS_AT_ONCE = 4_096
+
+
+def standardized(fed: Federation) -> Federation:
+    """(x − mean)/std with the mean and standard deviation of each feature over all clients' training samples."""
+    if "embedding" in fed.tables:
+        raise ConfigError("normalize = 'standard': x are the rows of a table, not measurements; use none")
+    if "mean" in fed.tables or "std" in fed.tables:
+        raise ConfigError("normalize = 'standard': the features are standardized already; use none")
+    count = max(1, int(fed.sizes("train").sum()))
+    mean = sum((piece.sum(axis=0) for piece in _training(fed)), np.zeros(fed.x.shape[1:])) / count
+    variance = sum((((piece - mean) ** 2).sum(axis=0) for piece in _training(fed)), np.zeros(fed.x.shape[1:])) / count
+    # A feature that never changes becomes 0; what rounding leaves of its variance must not be blown up.
+    constant = variance <= (1e-6 * mean) ** 2
+    std = np.where(constant, 1.0, np.sqrt(variance))
+    tables = {"mean": torch.from_numpy(mean).float(), "std": torch.from_numpy(std).float()}
+    return standardized_as(fed, fed.tables | tables)
+
+
+def standardized_as(fed: Federation, tables: Mapping[str, torch.Tensor]) -> Federation:
+    """(x − mean)/std by the tables of another federation: for clients that join later. Without these, as it is."""
+    if not {"mean", "std"} <= tables.keys():
+        return fed
+    mean, std = tables["mean"].numpy(), tables["std"].numpy()
+    x = np.empty(fed.x.shape, np.float32)
+    for start in range(0, len(x), _ROWS_AT_ONCE):
+        x[start : start + _ROWS_AT_ONCE] = (fed.x[start : start + _ROWS_AT_ONCE].numpy() - mean) / std
+    return replace(fed, x=torch.from_numpy(x), tables=dict(tables))
+
+
+def _training(fed: Federation) -> Iterator[Array]:
+    """The training samples of all clients, some at a time, in double precision."""
+    is_training = np.zeros(len(fed.x), bool)
+    for start, end in zip(fed.starts("train"), fed.starts("val"), strict=True):
+        is_training[start:end] = True
+    for start in range(0, len(is_training), _ROWS_AT_ONCE):
+        rows = fed.x[start : start + _ROWS_AT_ONCE].numpy()
+        yield rows[is_training[start : start + _ROWS_AT_ONCE]].astype(np.float64)

@@ -1,0 +1,301 @@
+"""Federations of tables: a row is a sample, and columns say whose it is and what its label is."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from personafl.errors import ConfigError, DataError
+from personafl.federation.arrays import SPLITS, Indices, stored_features, stored_labels
+from personafl.federation.checks import listing
+from personafl.federation.splits import bounds_of, groups_of_clients, split_samples
+from personafl.federation.tabular_columns import (
+    Place,
+    classes_or_targets,
+    described,
+    encoded,
+    innermost,
+    is_numeric,
+    label,
+    matrix,
+    text,
+)
+from personafl.federation.tabular_files import ROWS_AT_ONCE, Table
+
+if TYPE_CHECKING:
+    from personafl.data.partitions import Partition
+    from personafl.federation import Federation
+
+Normalization = Literal["none", "standard"]
+"""standard: (x − mean)/std, each feature by the mean and standard deviation of all clients' training samples."""
+
+_SPLIT_NAMES = {"train": 0, "val": 1, "validation": 1, "test": 2}
+_MOST_CATEGORIES = 1_000
+
+
+@runtime_checkable
+class Selection(Protocol):
+    """A partition that leaves samples with their owners and only picks among these, such as `Natural`."""
+
+    def keep(self, owners: NDArray[Any]) -> tuple[NDArray[np.bool_], list[str]]: ...
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column of a table is what; see `Federation.from_table`."""
+
+    label: str
+    client: str | None = None
+    features: str | Sequence[str] | None = None
+    categorical: Sequence[str] = ()
+    group: str | None = None
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.client is None and (self.group is not None or self.split is not None):
+            which = "group" if self.group is not None else "split"
+            raise ConfigError(f"{which} = {getattr(self, which)!r} needs client: only clients have groups and splits")
+        if isinstance(self.features, str) and self.categorical:
+            raise ConfigError(
+                f"features = {self.features!r} is one column: give a list to have categorical ones besides"
+            )
+        if self.features is not None and not self.features and not self.categorical:
+            raise ConfigError("features = []: name at least one column, or leave it out for all columns of numbers")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a table holds: N samples, and where there is a client column, whose they are.
+
+    Attributes
+    ----------
+    x, y : arrays
+        Float32 features (N, ...) and int64 classes or float32 targets (N,).
+    labels : tuple of str, optional
+        The names of the classes, where the table has names for them.
+    ids : list of str
+        The clients in natural order.
+    owner : array
+        The position of each sample's client, (N,).
+    groups : list of str, optional
+        The group of each client.
+    part : array, optional
+        The split of each sample: 0 train, 1 validation, 2 test.
+    notes : list of str
+        What was left out, for people to read.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    labels: tuple[str, ...] | None
+    ids: list[str]
+    owner: Indices
+    groups: list[str] | None
+    part: Indices | None
+    notes: list[str]
+
+    def federation(
+        self,
+        make: type[Federation],
+        partition: Partition | None,
+        splits: Sequence[float],
+        seed: int,
+        classes: int | None,
+        name: str,
+        normalize: Normalization,
+    ) -> Federation:
+        """The federation of these rows: by a partition, by a split column, or by shares."""
+        check_normalization(normalize)
+        if partition is None and not self.ids:
+            raise ConfigError("a table needs client (the column of client ids), or a partition that deals its rows")
+        if isinstance(partition, Selection):
+            return self._kept(*partition.keep(np.array(self.ids)[self.owner])).federation(
+                make, None, splits, seed, classes, name, normalize
+            )
+        if partition is not None:
+            made = make.from_arrays(
+                self.x, self.y, partition=partition, splits=splits, seed=seed, classes=classes, labels=self.labels,
+                name=name, notes=self.notes,
+            )  # fmt: skip
+        else:
+            if self.part is None:
+                order, bounds = split_samples(self.ids, self.owner, splits, seed)
+            else:
+                place = self.owner * len(SPLITS) + self.part
+                counts = np.bincount(place, minlength=len(self.ids) * len(SPLITS)).reshape(-1, len(SPLITS))
+                order, bounds = np.argsort(place, kind="stable"), bounds_of(counts)
+            chunks = np.array_split(order, -(-len(order) // ROWS_AT_ONCE))
+            made = make(
+                x=stored_features([self.x] * len(chunks), chunks),
+                y=stored_labels([self.y] * len(chunks), chunks),
+                bounds=bounds,
+                ids=tuple(self.ids),
+                groups=None if self.groups is None else tuple(self.groups),
+                classes=classes,
+                labels=self.labels,
+                name=name,
+                notes=tuple(self.notes),
+            )
+        return made.standardized() if normalize == "standard" else made
+
+    def _kept(self, kept: NDArray[np.bool_], notes: Sequence[str]) -> Rows:
+        """Only some of the rows, and only the clients who have any of them."""
+        stay, owner = np.unique(self.owner[kept], return_inverse=True)
+        return replace(
+            self,
+            x=self.x[kept],
+            y=self.y[kept],
+            ids=[self.ids[m] for m in stay],
+            owner=owner,
+            groups=None if self.groups is None else [self.groups[m] for m in stay],
+            part=None if self.part is None else self.part[kept],
+            notes=[*self.notes, *notes],
+        )
+
+
+def check_normalization(normalize: str) -> None:
+    """Refuse what is neither none nor standard."""
+    if normalize not in ("none", "standard"):
+        raise ConfigError(f"normalize = {normalize!r}: must be none or standard")
+
+
+def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
+    """Read the columns of one table, or of one for each split, and check every value on the way."""
+    _check_columns(tables[0], columns, ())
+    features, notes = _chosen_features(tables[0], columns)
+    named = [name for name in (columns.client, columns.group, columns.split, *columns.categorical) if name is not None]
+    x: list[NDArray[np.float32]] = []
+    texts: dict[str, list[pa.Array]] = {name: [] for name in (*named, columns.label)}
+    part: list[Indices] = []
+    room = _memory()
+    for table in tables:
+        _check_columns(table, columns, features)
+        row = 0
+        for batch in table.read([*features, *texts], features):
+            if len(batch) == 0:
+                continue
+            x.append(matrix(batch, [Place(table, name, row) for name in features], isinstance(columns.features, str)))
+            if x[-1].shape[1:] != x[0].shape[1:]:
+                raise DataError(
+                    f"{table.where}: features have shape {x[-1].shape[1:]} from row {row + 1} on, expected "
+                    f"{x[0].shape[1:]} as before; make all rows alike"
+                )
+            for name, pieces in texts.items():
+                as_it_is = label if name == columns.label else text
+                pieces.append(as_it_is(batch.column(name), Place(table, name, row)))
+                room -= pieces[-1].nbytes
+            row += len(batch)
+            room -= 2 * x[-1].nbytes  # once as it is read, once in the federation
+            if room < 0:
+                raise DataError(f"{table.where} does not fit into the memory of this machine, from row {row} on")
+        part.append(np.full(row, _SPLIT_NAMES.get(table.split or "train", 0)))
+    if not x:
+        raise DataError(f"{tables[0].where} has no row; expected a row a sample")
+    y, names = classes_or_targets(texts.pop(columns.label), tables[0])
+    codes = {name: encoded(pieces) for name, pieces in texts.items()}
+    ids, owner = codes[columns.client] if columns.client is not None else ([], np.zeros(0, np.int64))
+    one_hot = [_one_hot(tables[0], name, *codes[name]) for name in columns.categorical]
+    return Rows(
+        x=np.concatenate([np.concatenate(x), *one_hot], axis=1) if one_hot else np.concatenate(x),
+        y=y,
+        labels=names,
+        ids=ids,
+        owner=owner,
+        groups=None if columns.group is None else _groups(ids, owner, *codes[columns.group]),
+        part=np.concatenate(part) if tables[0].split else _parts(columns.split, codes, tables[0]),
+        notes=notes,
+    )
+
+
+def _chosen_features(table: Table, columns: Columns) -> tuple[list[str], list[str]]:
+    """The columns that are features, and what to say about those that are not."""
+    if columns.features is not None:
+        return [columns.features] if isinstance(columns.features, str) else list(columns.features), []
+    used = {columns.label, columns.client, columns.group, columns.split, *columns.categorical, *_index(table.schema)}
+    others = [field for field in table.schema if field.name not in used]
+    numeric = [field.name for field in others if is_numeric(field.type)]
+    rest = [field.name for field in others if not is_numeric(field.type)]
+    if not numeric and not columns.categorical:
+        raise DataError(
+            f"{table.where} has no columns of numbers that could be features; its columns: {_some(table.schema.names)}"
+        )
+    return numeric, [f"columns that are not numbers were left out of the features: {_some(rest)}"] if rest else []
+
+
+def _index(schema: pa.Schema) -> set[str]:
+    """The columns that are a dataframe's index: never features, unless they are named."""
+    try:
+        columns = (schema.pandas_metadata or {})["index_columns"]
+        return {column for column in columns if isinstance(column, str)}
+    except (ValueError, KeyError, TypeError):
+        return set()
+
+
+def _check_columns(table: Table, columns: Columns, features: Sequence[str]) -> None:
+    """Every column is there, once, has one use and a type that suits it."""
+    names = table.schema.names
+    roles = {"client": columns.client, "label": columns.label, "group": columns.group, "split": columns.split}
+    uses = [(role, name) for role, name in roles.items() if name is not None]
+    uses += [("features", name) for name in features] + [("categorical", name) for name in columns.categorical]
+    seen: dict[str, str] = {}
+    for role, name in uses:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise DataError(f"{table.where} has no column {name!r} ({role}); {hint}its columns: {_some(names)}")
+        if names.count(name) > 1:
+            raise DataError(f"{table.where} has {names.count(name)} columns {name!r}; give each a name of its own")
+        if name in seen:
+            raise ConfigError(f"column {name!r} is named as {seen[name]} and as {role}; it can be one of them only")
+        seen[name] = role
+        kind = table.schema.field(name).type
+        if role == "features" and not (name in table.decoders or is_numeric(innermost(kind))):
+            raise DataError(
+                f"{table.where}: column {name!r} holds {described(kind)}, not numbers; leave it out of features, or "
+                f"name it in categorical, which makes a feature of each of its values"
+            )
+
+
+def _one_hot(table: Table, column: str, names: Sequence[str], codes: Indices) -> NDArray[np.float32]:
+    if len(names) > _MOST_CATEGORIES:
+        raise DataError(
+            f"{table.where}: column {column!r} has {len(names)} different values, too many to make a feature of each; "
+            f"leave it out of categorical (at most {_MOST_CATEGORIES})"
+        )
+    return np.eye(len(names), dtype=np.float32)[codes]
+
+
+def _groups(ids: Sequence[str], owner: Indices, groups: Sequence[str], codes: Indices) -> list[str] | None:
+    pairs = np.unique(owner * len(groups) + codes)
+    return groups_of_clients(np.array(groups)[pairs % len(groups)], ids, pairs // len(groups))
+
+
+def _parts(split: str | None, codes: Mapping[str, tuple[list[str], Indices]], table: Table) -> Indices | None:
+    if split is None:
+        return None
+    names, position = codes[split]
+    if unknown := [name for name in names if name not in _SPLIT_NAMES]:
+        row = int(np.flatnonzero(position == names.index(unknown[0]))[0]) + 1
+        raise DataError(
+            f"{table.where}: column {split!r} in row {row} is {unknown[0]!r}, expected {', '.join(_SPLIT_NAMES)}"
+        )
+    return np.array([_SPLIT_NAMES[name] for name in names])[position]
+
+
+def _some(names: Sequence[str]) -> str:
+    return listing([name if len(name) < 60 else f"{name[:60]}…" for name in names], 10)
+
+
+def _memory() -> float:
+    """The memory of this machine in bytes, where it can be asked."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")

@@ -1,0 +1,395 @@
+"""A torch module, a loss and metrics, as functions of one flat parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.parameter import is_lazy
+
+from personafl.errors import ModelError
+from personafl.kernels import stacking
+from personafl.kernels.layers import Frame, WeightedBatchNorm, replace_layers
+from personafl.kernels.mlp import Chain
+
+Objective = Callable[..., Tensor]
+"""`objective(outputs, y, **extra) -> one value per sample`."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one client (or, with a leading axis on every field, of several).
+
+    `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    key: Tensor
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each sample; classes are the last axis, further axes are averaged."""
+    if outputs.dim() == 2:
+        return F.cross_entropy(outputs, y, reduction="none")
+    value = torch.logsumexp(outputs, -1) - outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return value.flatten(1).mean(1)
+
+
+def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """Squared error of each sample, averaged over the outputs."""
+    return _like(outputs, y).sub(y).square().flatten(1).mean(1) if y.dim() > 1 else (_like(outputs, y) - y).square()
+
+
+def correct(outputs: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest output is the label, else 0."""
+    hit = (outputs.argmax(-1) == y).float()
+    return hit if hit.dim() == 1 else hit.flatten(1).mean(1)
+
+
+def absolute_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """Absolute error of each sample, averaged over the outputs."""
+    error = (_like(outputs, y) - y).abs()
+    return error if error.dim() == 1 else error.flatten(1).mean(1)
+
+
+def _like(outputs: Tensor, y: Tensor) -> Tensor:
+    """Outputs of shape (n, 1) meet targets of shape (n,) without broadcasting to (n, n)."""
+    return outputs if outputs.shape == y.shape else outputs.reshape(y.shape)
+
+
+LOSSES: dict[str, Objective] = {"cross_entropy": cross_entropy, "mse": squared_error}
+METRICS: dict[str, dict[str, Objective]] = {
+    "cross_entropy": {"correct": correct},
+    "mse": {"abs_error": absolute_error},
+}
+
+
+class Task:
+    """What clients learn: a module with its loss and metrics, as functions of a flat float32 vector.
+
+    Parameters
+    ----------
+    module
+        Any `nn.Module`. Parameters with `requires_grad=False` and buffers are constants that all clients share;
+        the others make up the vector, in the order of `named_parameters()`.
+    loss
+        `"cross_entropy"` (classification), `"mse"` (regression), or a function `(outputs, y) -> value per sample`.
+    metrics
+        Name to a function `(outputs, y) -> value per sample`; evaluation reports their sums over a client's
+        samples. Left out: `correct` for classification, `abs_error` for regression, none with a loss of your own.
+
+    Examples
+    --------
+    >>> task = Task(nn.Linear(3, 2))
+    >>> task.size
+    8
+    >>> task.predict(task.theta0, torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Literal["cross_entropy", "mse"] | Objective = "cross_entropy",
+        metrics: Mapping[str, Objective] | None = None,
+    ) -> None:
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise ModelError(f"unknown loss {loss!r}: known are {', '.join(LOSSES)}, or a function (outputs, y)")
+        for name, parameter in module.named_parameters():
+            if is_lazy(parameter):
+                raise ModelError(f"parameter {name!r} is not initialized: pass one batch through the lazy module first")
+        self.objective: Objective = LOSSES[loss] if isinstance(loss, str) else loss
+        self.metrics: dict[str, Objective] = dict(
+            metrics if metrics is not None else METRICS[loss] if isinstance(loss, str) else {}
+        )
+        self.template = module
+        self.frame = Frame()
+        self._training = replace_layers(_copied(module), self.frame).train()
+        self._inference = replace_layers(_copied(module), self.frame).eval()
+        trainable = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise ModelError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
+        self.names = list(trainable)
+        self.shapes = [p.shape for p in trainable.values()]
+        self.sizes = [p.numel() for p in trainable.values()]
+        self.size = sum(self.sizes)
+        self.theta0: Tensor = torch.cat([p.flatten().float() for p in trainable.values()])
+        self._constants: dict[str, Tensor] = {
+            **{n: p.detach() for n, p in module.named_parameters() if not p.requires_grad},
+            **{n: b.detach() for n, b in module.named_buffers()},
+        }
+        tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
+        self.couples_samples = any(isinstance(m, WeightedBatchNorm) for m in self._inference.modules())
+        self._activations: int | None = None
+        self.stacks_natively = stacking.supports(self._training) and not tied
+        self._chain = Chain.of(self._training)
+
+    # --- the vector and its views -------------------------------------------------------------------------
+
+    def copy(self) -> Task:
+        """The same task with modules of its own, for another thread."""
+        return Task(self.template, self.objective, self.metrics)
+
+    @property
+    def classification(self) -> bool:
+        """Whether the model's outputs are the logits of classes."""
+        return self.objective is cross_entropy
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """Named views into a vector (P,), or into K vectors (K, P)."""
+        pieces, lead = torch.split(theta, self.sizes, -1), theta.shape[:-1]
+        return {n: p.view(*lead, *s) for n, p, s in zip(self.names, pieces, self._unflat, strict=True)}
+
+    @property
+    def _unflat(self) -> list[tuple[int, ...]]:
+        return [tuple(s) or (1,) for s in self.shapes]
+
+    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
+        """The vector as named parameters, copied, with the module's own shapes."""
+        pieces = torch.split(theta.detach(), self.sizes, -1)
+        lead = theta.shape[:-1]
+        return {n: p.reshape((*lead, *s)).clone() for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+
+    def vector(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Named parameters as one vector (the inverse of `state_dict`)."""
+        missing = [n for n in self.names if n not in state]
+        if missing:
+            raise ModelError(f"the weights have no {missing[0]!r}: they belong to another model")
+        for n, s in zip(self.names, self.shapes, strict=True):
+            if state[n].shape != s:
+                raise ModelError(f"weights {n!r} have shape {tuple(state[n].shape)}, the model wants {tuple(s)}")
+        return torch.cat([state[n].detach().flatten().float() for n in self.names])
+
+    def module(self, theta: Tensor) -> nn.Module:
+        """An ordinary module of the user's class with these parameters, in evaluation mode."""
+        net = copy.deepcopy(self.template).cpu()
+        net.load_state_dict(self.state_dict(theta.cpu()), strict=False)
+        return net.eval()
+
+    # --- one client ----------------------------------------------------------------------------------------
+
+    def predict(self, theta: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Outputs in evaluation mode. `weight` marks padding, for layers that normalize over the batch."""
+        return self._forward(self._inference, self.split(theta), x, None, weight)
+
+    def loss(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        """Mean loss over a batch, in training mode."""
+        return self._mean_loss(self.split(theta), batch, objective or self.objective, extra)
+
+    def gradient(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        """Gradient of `loss` for one client, by plain autograd."""
+        with torch.enable_grad():
+            params = {n: p.detach().requires_grad_() for n, p in self.split(theta).items()}
+            value = self._mean_loss(params, batch, objective or self.objective, extra)
+            grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+        return torch.cat(
+            [
+                torch.zeros_like(p).flatten() if g is None else g.flatten()
+                for p, g in zip(params.values(), grads, strict=True)
+            ]
+        )
+
+    def evaluate(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the samples of the loss and of each metric, in evaluation mode."""
+        return self._sums(self.predict(theta, batch.x, batch.weight), batch.y, batch.weight)
+
+    # --- many clients at once --------------------------------------------------------------------------------
+
+    def gradient_stacked(
+        self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor
+    ) -> Tensor:
+        """Gradients of K clients: every tensor has a leading axis K."""
+        gradients = self._gradients(self.split(theta), batch, objective or self.objective, extra)
+        return torch.cat([g.flatten(1) for g in gradients], 1)
+
+    def descend_stacked(
+        self, theta: Tensor, batch: Batch, lr: float, pull: float = 0.0, anchor: Tensor | None = None
+    ) -> Tensor:
+        """θ ← θ − lr (gradient + pull (θ − anchor)) for K clients, in place: no gradient of all parameters is made."""
+        params = self.split(theta)
+        gradients = self._gradients(params, batch, self.objective, {})
+        if anchor is not None:
+            theta.lerp_(anchor, lr * pull)
+        for parameter, gradient in zip(params.values(), gradients, strict=True):
+            parameter.sub_(gradient, alpha=lr)
+        return theta
+
+    def _gradients(
+        self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
+    ) -> Sequence[Tensor]:
+        """Gradients of K clients with respect to each parameter of the model."""
+        if not self.stacks_natively:
+
+            def client_loss(params: dict[str, Tensor], x: Tensor, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
+                return self._mean_loss(params, Batch(x, y, w, k), objective, e)
+
+            by_name = vmap(grad(client_loss))(params, batch.x, batch.y, batch.weight, batch.key, extra)
+            return list(by_name.values())
+
+        def slope(outputs: Tensor) -> Tensor:
+            return _slope(objective, outputs, batch.y, batch.weight / batch.weight.sum(1, keepdim=True), extra)
+
+        if self._chain is not None:
+            with torch.no_grad():
+                return self._chain.gradients(list(params.values()), batch.x, slope)
+        with torch.enable_grad():
+            leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+            outputs = stacking.forward(self._training, leaves, batch.x)
+            # The gradient of this sum is the slope itself. Handed over as such, torch would import sympy to look at it.
+            return torch.autograd.grad((outputs * slope(outputs.detach())).sum(), list(leaves.values()))
+
+    def predict_stacked(self, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """`predict` for K clients with K vectors: every tensor has a leading axis K."""
+        if self.stacks_natively:
+            return stacking.forward(self._inference, self.split(theta), x)
+        outputs: Tensor = vmap(self.predict)(theta, x, weight)
+        return outputs
+
+    def evaluate_stacked(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """`evaluate` for K clients with K vectors: every tensor has a leading axis K, and so have the sums."""
+        if not self.stacks_natively:
+            return vmap(lambda t, x, y, w: self.evaluate(t, Batch(x, y, w, w)))(theta, batch.x, batch.y, batch.weight)
+        outputs = stacking.forward(self._inference, self.split(theta), batch.x)
+        flat = {"loss": self.objective, **self.metrics}
+        return {n: (_per_sample(f, outputs, batch.y, {}) * batch.weight).sum(1) for n, f in flat.items()}
+
+    # --- checks ----------------------------------------------------------------------------------------------
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Try the model on a few real samples; say what is wrong before training starts.
+
+        Raises
+        ------
+        ModelError
+            The model cannot read the samples, its outputs do not fit the labels, it draws random numbers outside
+            of nn.Dropout, or it changes its buffers in place.
+        """
+        before = {n: b.clone() for n, b in self._constants.items()}
+        random_state = torch.get_rng_state()
+        batch = Batch(x, y, torch.ones(len(x), device=x.device), torch.zeros((), dtype=torch.int64, device=x.device))
+        try:
+            with torch.no_grad():
+                outputs = self.predict(self.theta0.to(x.device), x)
+                if self.objective is cross_entropy and outputs.shape[-1] <= int(y.max()):
+                    raise ModelError(f"the model has {outputs.shape[-1]} outputs but the data has label {int(y.max())}")
+                for name, function in {"loss": self.objective, **self.metrics}.items():
+                    shape = tuple(function(outputs, y).shape)
+                    if shape != (len(x),):
+                        raise ModelError(
+                            f"{name} gives values of shape {shape} for {len(x)} samples: it must give one value per "
+                            "sample (for a torch loss: reduction='none')"
+                        )
+                self.loss(self.theta0.to(x.device), batch)
+        except ModelError:
+            raise
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise ModelError(
+                f"{type(self.template).__name__} fails on a batch of features {tuple(x.shape)} {x.dtype} and labels "
+                f"{tuple(y.shape)} {y.dtype}: {reason}"
+            ) from error
+        for name, old in before.items():
+            if not torch.equal(self._constants[name], old):
+                layer = name.rpartition(".")[0]
+                raise ModelError(
+                    f"buffer {name!r} is changed in place by the forward pass, so clients would share it: "
+                    f"make layer {layer!r} free of state, or keep its statistics per batch"
+                )
+        if not torch.equal(random_state, torch.get_rng_state()):
+            torch.set_rng_state(random_state)
+            raise ModelError(
+                f"{type(self.template).__name__} draws random numbers in its forward pass other than by nn.Dropout "
+                "(F.dropout, torch.rand, …), which no client's seed controls: use an nn.Dropout layer"
+            )
+
+    def activation_size(self, x: Tensor) -> int:
+        """How many numbers the model's layers put out for one sample, to plan memory by."""
+        if self._activations is None:
+            outputs: list[int] = []
+
+            def count(module: nn.Module, inputs: Any, output: Any) -> None:
+                each = getattr(module, "inner_outputs", 1)
+                outputs.append(each * output.numel() if isinstance(output, Tensor) else 0)
+
+            hooks = [m.register_forward_hook(count) for m in self._inference.modules()]
+            with torch.no_grad():
+                self.predict(self.theta0.to(x.device), x[:1])
+            for hook in hooks:
+                hook.remove()
+            self._activations = sum(outputs)
+        return self._activations
+
+    def unstackable(self, x: Tensor, y: Tensor) -> str | None:
+        """Why this model cannot run on the stacked engine (tried on a few samples), or None if it can."""
+        two = Batch(
+            torch.stack([x, x]), torch.stack([y, y]), torch.ones(2, len(x), device=x.device),
+            torch.zeros(2, dtype=torch.int64, device=x.device),
+        )  # fmt: skip
+        theta = self.theta0.to(x.device).expand(2, -1)
+        try:
+            self.gradient_stacked(theta, two)
+            with torch.no_grad():
+                self.evaluate_stacked(theta, two)
+        except Exception as error:  # vmap raises many types, and each means the same here
+            return str(error).splitlines()[0]
+        return None
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _forward(
+        self,
+        module: nn.Module,
+        params: dict[str, Tensor],
+        x: Tensor,
+        key: Tensor | None,
+        weight: Tensor | None,
+    ) -> Tensor:
+        self.frame.enter(key, weight)
+        shaped = {n: p.reshape(s) for (n, p), s in zip(params.items(), self.shapes, strict=True)}
+        return functional_call(module, (shaped, self._constants), (x,))  # type: ignore[no-any-return]
+
+    def _mean_loss(
+        self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
+    ) -> Tensor:
+        outputs = self._forward(self._training, params, batch.x, batch.key, batch.weight)
+        return (objective(outputs, batch.y, **extra) * batch.weight).sum() / batch.weight.sum()
+
+    def _sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return {n: (f(outputs, y) * weight).sum() for n, f in {"loss": self.objective, **self.metrics}.items()}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own; constants, such as a large table of word vectors, are shared."""
+    constants = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
+    try:
+        return copy.deepcopy(module, {id(constant): constant for constant in constants})
+    except RuntimeError as error:  # such as the old nn.utils.weight_norm
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error
+
+
+def _per_sample(objective: Objective, outputs: Tensor, y: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+    """`objective` for K clients (K, B): as one long batch, or by vmap where it takes more than the samples."""
+    if extra:
+        values: Tensor = vmap(lambda o, t, e: objective(o, t, **e))(outputs, y, dict(extra))
+        return values
+    return objective(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+
+
+def _slope(objective: Objective, outputs: Tensor, y: Tensor, share: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+    """The gradient with respect to `outputs` of K clients' losses, weighted by `share` (K, B)."""
+    if objective is cross_entropy and outputs.dim() == 3 and y.dtype == torch.int64:
+        weight = share.unsqueeze(-1)
+        return outputs.softmax(-1).mul_(weight).scatter_add_(2, y.unsqueeze(-1), -weight)
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        total = (_per_sample(objective, leaf, y, extra) * share).sum()
+        return torch.autograd.grad(total, leaf)[0]

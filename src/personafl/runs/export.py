@@ -1,0 +1,162 @@
+"""Personal models for use outside of personafl: weights with a card, a `torch.export` program, ONNX."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import quote
+
+import torch
+from torch import Tensor, nn
+
+from personafl.errors import ConfigError, DataError, RunError
+from personafl.files import disk_errors, write_atomically, write_tensors, write_text
+from personafl.runs.run import Run
+
+Format = Literal["safetensors", "torch", "onnx"]
+"""safetensors: the weights; torch: a program that runs without the model's code; onnx: the same for other runtimes."""
+
+SUFFIX: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
+
+
+def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[Format] = ("safetensors",)) -> list[Path]:
+    """Write the personal models of some clients, each with a card that says what it is.
+
+    Files are named after the client, with %XX for characters that file names may not have. Nothing that exists is
+    overwritten.
+
+    Parameters
+    ----------
+    run
+        A finished run.
+    clients
+        Whose models.
+    folder
+        Where the files go; made where it is not there.
+    formats
+        Any of "safetensors", "torch" and "onnx" (which needs the extra `onnx`).
+
+    Returns
+    -------
+    The files of models that were written; beside each client's is its card, a .json file.
+    """
+    for wanted in formats:
+        if wanted not in SUFFIX:
+            raise ConfigError(f"--format {wanted!r} is unknown; known: {', '.join(get_args(Format))}")
+    if "onnx" in formats and (lacking := [p for p in ("onnx", "onnxscript") if not importlib.util.find_spec(p)]):
+        raise ConfigError(f"--format onnx needs the package {lacking[0]}: pip install 'personafl[onnx]'")
+    if not run.complete:
+        raise RunError(f"{run.path} has no models yet: the run is not finished; continue it with --resume")
+    rows = {row["client"]: row for row in run.clients().to_pylist()}
+    if strangers := [client for client in clients if client not in rows]:
+        raise DataError(f"{run.path} has no client {strangers[0]!r}; the first are {', '.join(list(rows)[:3])}")
+    targets = {c: {f: folder / f"{file_name(c)}{SUFFIX[f]}" for f in formats} for c in clients}
+    cards = {c: folder / f"{file_name(c)}.json" for c in clients}
+    for path in (*cards.values(), *(p for each in targets.values() for p in each.values())):
+        if path.exists():
+            raise RunError(f"{path} exists already: name another folder with --out")
+    with disk_errors(folder, "creating"):
+        folder.mkdir(parents=True, exist_ok=True)
+    example = _example(run)
+    for client in clients:
+        module = run.personal(client)
+        for wanted, path in targets[client].items():
+            _WRITERS[wanted](module, example, path)
+        files = {str(wanted): path.name for wanted, path in targets[client].items()}
+        text = json.dumps(card(run, client, rows[client], files), indent=1, ensure_ascii=False) + "\n"
+        write_text(cards[client], text, private=False)
+    return [path for each in targets.values() for path in each.values()]
+
+
+def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+    """What a model is, what it expects and gives, how it was made and how good it was."""
+    manifest, resolved = run.manifest, run.manifest["resolved"]
+    measured = {k: v for k, v in row.items() if k not in ("client", "group", "round") and v is not None}
+    return {
+        "client": client,
+        "group": row.get("group"),
+        "files": files,
+        "model": manifest["model"],
+        "parameters": resolved["parameters"],
+        "input": {"shape": ["batch", *resolved["input_shape"]], "dtype": resolved["input_dtype"]},
+        "normalization": _normalization(run),
+        "output": {
+            "shape": ["batch", resolved["outputs"]],
+            "meaning": "one unnormalized log-probability for each class"
+            if resolved.get("classes")
+            else "predicted values",
+        },
+        "classes": resolved.get("labels") or list(range(resolved.get("classes") or 0)) or None,
+        "training": {
+            "algorithm": manifest["algorithm"],
+            "rounds": manifest["rounds"],
+            "seed": manifest["seed"],
+            "local": manifest["local"],
+            "data": manifest.get("data"),
+            "data_fingerprint": resolved["fingerprint"],
+            "finished_round": row["round"],
+            "versions": manifest["versions"],
+        },
+        "measured": {
+            "on": "this client's own data; personal_correct and personal_loss on its test samples",
+            **measured,
+        },
+    }
+
+
+def _normalization(run: Run) -> dict[str, Any] | None:
+    """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
+    if {"mean", "std"} <= run.tables.keys():
+        return {"how": "(x - mean) / std", **{name: run.tables[name].tolist() for name in ("mean", "std")}}
+    how = run.manifest.get("data", {}).get("normalize")
+    return None if how in (None, "none") else {"how": f"normalize = {how!r} of data {run.manifest['data']['name']!r}"}
+
+
+def file_name(client: str) -> str:
+    """A client's id as a file name: letters, digits, dot, dash, underline and blank stay, others become %XX.
+
+    >>> file_name("ward 3/bed-7"), file_name("../up")
+    ('ward 3%2Fbed-7', '%2E.%2Fup')
+    """
+    name = quote(client, safe=" ")
+    return f"%2E{name[1:]}" if name.startswith(".") else name
+
+
+def _example(run: Run) -> Tensor:
+    """Two samples of zeros: a program exported with one would take its batch size for a constant."""
+    resolved = run.manifest["resolved"]
+    return torch.zeros((2, *resolved["input_shape"]), dtype=getattr(torch, resolved["input_dtype"]))
+
+
+def _write_safetensors(module: nn.Module, example: Tensor, path: Path) -> None:
+    write_tensors(path, {name: value.clone() for name, value in module.state_dict().items()}, {"format": "pt"}, False)
+
+
+def _program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    return torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False)
+
+
+def _write_torch(module: nn.Module, example: Tensor, path: Path) -> None:
+    program = _program(module, example)
+
+    def write(to: Path) -> None:
+        with open(to, "wb") as file:  # a name that does not end with .pt2 makes torch complain
+            torch.export.save(program, file)
+
+    write_atomically(path, write, private=False)
+
+
+def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
+    made = torch.onnx.export(
+        module, (example,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), input_names=["x"],
+        output_names=["outputs"], verbose=False,
+    )  # fmt: skip
+    if made is None:
+        raise RunError(f"torch could not make an ONNX model for {path}")
+    write_atomically(path, lambda to: made.save(str(to)), private=False)
+
+
+_WRITERS = {"safetensors": _write_safetensors, "torch": _write_torch, "onnx": _write_onnx}

@@ -1,0 +1,220 @@
+"""A run on disk: its tables, its models, and personalized models for people who were not there."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import ArrayLike
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.errors import DataError, RunError
+from personafl.files import write_atomically
+from personafl.kernels.task import LOSSES, Task
+from personafl.models import MODELS, initialize
+from personafl.registry import choose
+from personafl.storage.folder import RunFolder
+from personafl.training.newcomers import newcomer_federation, personalize_newcomers
+
+
+class Run:
+    """What `train` returns and `load` finds again.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    module
+        The model's module, for a run whose model is not one of personafl's own.
+    algorithm
+        The algorithm, for a run whose algorithm is not one of personafl's own.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        module: nn.Module | None = None,
+        algorithm: Algorithm | None = None,
+        task: Task | None = None,
+        temporary: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        self.folder = RunFolder(Path(path))
+        self.path = self.folder.path
+        self.manifest: dict[str, Any] = self.folder.manifest()
+        self._module, self._algorithm, self._task = module, algorithm, task
+        self._temporary = temporary  # deleted with this object
+
+    # --- tables ----------------------------------------------------------------------------------------------
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of rounds.jsonl."""
+        return self.folder.rounds()
+
+    def clients(self, round: int | None = None) -> pa.Table:
+        """A row for each client: sizes, accuracies, steps and what the algorithm reports.
+
+        Parameters
+        ----------
+        round
+            Which evaluation; left out, the last one.
+        """
+        table = self.folder.clients()
+        known = sorted(set(table.column("round").to_pylist()))
+        if round is not None and round not in known:
+            raise RunError(f"{self.path} has no evaluation of round {round}; there are {', '.join(map(str, known))}")
+        table = table.filter(pc.equal(table.column("round"), known[-1] if round is None else round))
+        for who in ("global", "personal"):
+            if f"{who}_correct" in table.column_names:
+                hits, n = table.column(f"{who}_correct"), table.column("n_test")
+                share = pc.divide(pc.cast(hits, pa.float64()), pc.if_else(pc.equal(n, 0), None, n))
+                table = table.add_column(6, f"{who}_accuracy", share)
+        return table
+
+    def predictions(self) -> pa.Table | None:
+        """A row for each test sample, see `personafl.training.predictions`; None for a run that keeps none."""
+        return self.folder.predictions()
+
+    @property
+    def score(self) -> dict[str, float]:
+        """The last evaluation in one number each: accuracies weighted by samples, mean losses.
+
+        What nobody has data for is left out.
+        """
+        for record in reversed(self.rounds()):
+            found = {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
+            if found:
+                return found
+        self.folder.clients()  # raises where nothing was evaluated yet
+        return {}
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in rounds, evaluations included."""
+        return float(sum(record["round_seconds"] for record in self.folder.timings()))
+
+    # --- models ----------------------------------------------------------------------------------------------
+
+    def personal(self, client: str) -> nn.Module:
+        """The personalized model of a client, as an ordinary module in evaluation mode.
+
+        In a large federation (see `Schedule.models_mb`) clients that were never active share one.
+        """
+        with self._models("personal") as file:
+            ids = json.loads(file.metadata()["clients"])
+            if client not in ids:
+                return self._other(client, ids)
+            row = ids.index(client)
+            state = {name: file.get_slice(name)[row] for name in self.task.names}
+        return self.task.module(self.task.vector(state))
+
+    def _other(self, client: str, ids: list[str]) -> nn.Module:
+        """The model of a client that models/personal.safetensors leaves out."""
+        path = self.folder.models / "others.json"
+        self.folder.check_intact("models/others.json")
+        others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        if client not in others:
+            raise DataError(f"{self.path} has no client {client!r}; the first are {', '.join((ids or others)[:3])}")
+        if not (self.folder.models / "others.safetensors").exists():
+            raise RunError(
+                f"{self.path} keeps no model of client {client!r}, which was never active: make one from its data with "
+                "personalize, or run with a larger models_mb"
+            )
+        with self._models("others") as file:
+            state = {name: file.get_tensor(name) for name in self.task.names}
+        return self.task.module(self.task.vector(state))
+
+    def global_model(self) -> nn.Module:
+        """The model that serves everybody, where the algorithm has one."""
+        if not (self.folder.models / "global.safetensors").exists() and self.complete:
+            raise RunError(f"{self.manifest['algorithm']['name']} has no global model")
+        with self._models("global") as file:
+            state = {name: file.get_tensor(name) for name in self.task.names}
+        return self.task.module(self.task.vector(state))
+
+    def personalize(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> nn.Module:
+        """A personalized model for somebody who was not there for the training, from their own data.
+
+        The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
+        nothing of the run is changed.
+        """
+        federation = newcomer_federation(self, {"newcomer": (_array(x), _array(y))})
+        return self.task.module(personalize_newcomers(self, federation)[0])
+
+    def save_models(self, path: Path, theta: Tensor, clients: Sequence[str]) -> None:
+        """Write models (K, P) in the form of models/personal.safetensors: parameters with an axis for the clients."""
+        tensors = self.task.state_dict(theta)
+        metadata = {"clients": json.dumps(list(clients))}  # several keys would come in an order that changes
+        write_atomically(path, lambda to: save_file(tensors, to, metadata))
+
+    # --- what the run was made of ----------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether training ended and the models are there, or at the sites that they belong to."""
+        made = ("personal.safetensors", "elsewhere.json")
+        return any((self.folder.models / name).exists() for name in made) and not self.folder.unmerged
+
+    @property
+    def algorithm(self) -> Algorithm:
+        if self._algorithm is None:
+            found: Algorithm = choose("algorithm", self.manifest["algorithm"], ALGORITHMS, None)
+            self._algorithm = found
+        return self._algorithm
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """What the data had for the model, such as word vectors; nothing for most data."""
+        path = self.folder.models / "tables.safetensors"
+        if path.exists():
+            self.folder.check_intact("models/tables.safetensors")
+        try:
+            return load_file(path) if path.exists() else {}
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def task(self) -> Task:
+        if self._task is None:
+            resolved = self.manifest["resolved"]
+            module = self._module
+            if module is None:
+                if "class" in self.manifest["model"]:
+                    raise RunError(f"{self.path} trained a {self.manifest['model']['class']}: give it as module=…")
+                model = choose(
+                    "model", {k: v for k, v in self.manifest["model"].items() if k != "weights"}, MODELS, None
+                )
+                module = initialize(
+                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.tables
+                )
+            self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
+        return self._task
+
+    def _models(self, name: str) -> Any:
+        path = self.folder.models / f"{name}.safetensors"
+        if not path.exists() and name == "personal" and self.complete:
+            raise RunError(f"the personalized models of {self.path} are at the sites: models/{path.name} of each")
+        if not path.exists():
+            raise RunError(f"{self.path} has no models yet: the run is not finished; continue it with --resume")
+        self.folder.check_intact(f"models/{path.name}")
+        return safe_open(path, "pt")
+
+
+def load(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
+    """Open a run folder. Nothing in it is executed."""
+    return Run(path, module, algorithm)
+
+
+def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
+
+
+def _array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, Tensor) else value

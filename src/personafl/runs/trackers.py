@@ -1,0 +1,261 @@
+"""Dashboards that people have already: listeners that tell TensorBoard and MLflow what happens in a run.
+
+Both name their curves alike: `accuracy/personal`, `loss/global`, `traffic/bytes_up`, `training/failed`,
+`seconds/round`, … The step is the round. A resumed run goes on where it was: no step is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from personafl.errors import ConfigError
+from personafl.files import disk_errors
+from personafl.states import State
+from personafl.training.events import Listener
+
+log = logging.getLogger("personafl")
+
+# What a resumed run may change. Parameters of MLflow cannot be changed, so these are tags there.
+_MAY_CHANGE = (
+    "created", "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "resolved", "versions",
+)  # fmt: skip
+# The same bins for every evaluation, so that one can be laid over the other.
+_ACCURACY_BINS = np.linspace(0, 1, 21)
+_LOSS_BINS = 30
+_NAMES_SHOWN = 50
+
+
+class TensorBoard(Listener):
+    """Writes event files for TensorBoard: curves of each round, and how the clients are spread at each evaluation.
+
+    Parameters
+    ----------
+    folder
+        Where the event files go: a folder for this run alone. `tensorboard --logdir` shows it, or a folder of several.
+        What is there from a later round than the one the run starts or goes on from is hidden by TensorBoard.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import personafl as pf
+    >>> from torch import nn
+    >>> fed = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=5, alpha=0.5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     board = pf.TensorBoard(folder)
+    ...     run = pf.train(fed, nn.Linear(64, 10), rounds=2, progress=False, listeners=[board])
+    ...     [path.name.split(".")[0] for path in board.folder.iterdir()]
+    ['events']
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._make = _imported("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
+        self._writer: Any = None
+        with disk_errors(self.folder, "creating"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._around, self._round = sys.exception(), round
+        settings = "\n".join(f"    {key} = {value}" for key, value in _flat(manifest).items())
+        with disk_errors(self.folder, "writing"):
+            # TensorBoard drops what came from this step on, which is what a resumed run makes again.
+            self._writer = self._make(str(self.folder), purge_step=round + 1)
+            self._writer.add_text("run", settings, round)
+            self._writer.flush()
+
+    def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
+        with disk_errors(self.folder, "writing"):
+            for name, (values, bins) in _spreads(clients).items():
+                self._writer.add_histogram(f"clients/{name}", values, round, bins=bins)
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        self._round = record["round"]
+        with disk_errors(self.folder, "writing"):
+            for name, value in scalars(record, seconds).items():
+                self._writer.add_scalar(name, value, self._round)
+            if record["failed"]:
+                self._writer.add_text("left out", ", ".join(record["failed"][:_NAMES_SHOWN]), self._round)
+            # A checkpoint may follow, and what came before a checkpoint is not made again.
+            self._writer.flush()
+
+    def ended(self) -> None:
+        if self._writer is None:
+            return
+        with disk_errors(self.folder, "writing"):
+            if (error := _in_flight(self._around)) is not None:
+                self._writer.add_text("stopped", str(error) or type(error).__name__, self._round)
+            self._writer.close()
+        self._writer = None
+
+
+class MLflow(Listener):
+    """Tells an MLflow server or database: parameters, tags, and the curves of each round.
+
+    Settings are parameters. What a resumed run may change (rounds, engine, versions, …) and the fingerprint of the data
+    are tags that begin with `personafl.`; `personafl.error` says why a run broke down. A store that stops answering
+    while a run goes on costs a warning and not the run.
+
+    Parameters
+    ----------
+    uri
+        Where runs are tracked: `sqlite:///mlflow.db`, `http://host:5000`, …
+    experiment
+        The name of the experiment; made where there is none.
+    name
+        How the run is called there. A run that is resumed is found by its name, its seed, its algorithm, its data
+        and when it was started.
+    """
+
+    def __init__(self, uri: str, experiment: str = "personafl", name: str | None = None) -> None:
+        self.uri, self.experiment, self.name = uri, experiment, name
+        make = _imported("mlflow", "mlflow", "MLflow").MlflowClient
+        self._entities = import_module("mlflow.entities")
+        self._run: str | None = None
+        # The making of a new database is told at length otherwise.
+        logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        with self._refusing():
+            self._client = make(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(experiment)
+            self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
+
+    def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._around = sys.exception()
+        self._logged: set[tuple[str, int]] = set()
+        settings = _flat(manifest)
+        parameters = {key: value for key, value in settings.items() if key.split(".")[0] not in _MAY_CHANGE}
+        lasting = [settings[key] for key in ("created", "seed", "algorithm.name", "resolved.fingerprint")]
+        tags = {f"personafl.{key}": value for key, value in settings.items() if key not in parameters}
+        tags["personafl.runs.run"] = sha256(json.dumps([self.name, *lasting]).encode()).hexdigest()[:16]
+        with self._refusing():
+            self._run = self._begin(tags, parameters, round)
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        now = time.time_ns() // 1_000_000
+        new = [
+            self._entities.Metric(key, value, now, record["round"])
+            for key, value in scalars(record, seconds).items()
+            if (key, record["round"]) not in self._logged
+        ]
+        self._tell(lambda run: self._client.log_batch(run, metrics=new))
+
+    def ended(self) -> None:
+        error = _in_flight(self._around) if self._run is not None else None
+        status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        if status == "FAILED":
+            self._tell(lambda run: self._client.set_tag(run, "personafl.error", _first_line(error)))
+        self._tell(lambda run: self._client.set_terminated(run, status))
+        self._run = None
+
+    def _begin(self, tags: dict[str, str], parameters: dict[str, str], round: int) -> str:
+        """The id of a new run, or of the run that is resumed."""
+        client, here = self._client, [self._experiment]
+        found = client.search_runs(here, f"tags.`personafl.runs.run` = '{tags['personafl.runs.run']}'", max_results=1)
+        run = found[0] if found else client.create_run(self._experiment, run_name=self.name)
+        run_id: str = run.info.run_id
+        if found:
+            client.update_run(run_id, status="RUNNING")
+            if "personafl.error" in run.data.tags:
+                client.delete_tag(run_id, "personafl.error")
+            histories = (client.get_metric_history(run_id, key) for key in run.data.metrics)
+            self._logged = {(m.key, m.step) for history in histories for m in history if m.step > round}
+        client.log_batch(
+            run_id,
+            params=[] if found else [self._entities.Param(*parameter) for parameter in parameters.items()],
+            tags=[self._entities.RunTag(*tag) for tag in tags.items()],
+        )
+        return run_id
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Before a run starts: say in one line why it cannot be tracked."""
+        try:
+            yield
+        except Exception as error:  # of the network, the database, the file system, or MLflow's own
+            raise ConfigError(f"MLflow cannot track runs at {self.uri!r}: {_first_line(error)}") from error
+
+    def _tell(self, what: Callable[[str], None]) -> None:
+        """While a run goes on: it matters more than its tracking."""
+        if self._run is None:
+            return
+        try:
+            what(self._run)
+        except Exception as error:
+            log.warning("MLflow at %s is told nothing more about this run: %s", self.uri, _first_line(error))
+            self._run = None
+
+
+def scalars(record: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
+    """The curves that a round adds a point to, by name.
+
+    >>> scalars({"round": 3, "failed": ["anna"], "lr": 0.1, "personal_accuracy": 0.75, "bytes_up": 80}, {"round": 0.5})
+    {'training/lr': 0.1, 'accuracy/personal': 0.75, 'traffic/bytes_up': 80, 'training/failed': 1, 'seconds/round': 0.5}
+    """
+    out: dict[str, float] = {}
+    for key, value in record.items():
+        who, _, what = key.rpartition("_")
+        if key == "round" or not isinstance(value, int | float):
+            continue
+        group = "traffic" if who == "bytes" else "training"
+        out[f"{what}/{who}" if what in ("accuracy", "loss") and who else f"{group}/{key}"] = value
+    out["training/failed"] = len(record["failed"])
+    return out | {f"seconds/{part}": value for part, value in seconds.items()}
+
+
+def _spreads(clients: pa.Table) -> dict[str, tuple[NDArray[np.float64], Any]]:
+    """Accuracies of all clients that have any, or losses where accuracy is not measured, with their bins."""
+    out: dict[str, tuple[NDArray[np.float64], Any]] = {}
+    for who in ("personal", "global"):
+        counted = f"{who}_correct" in clients.column_names
+        kind = "accuracy" if counted else "loss"
+        column = clients.column(f"{who}_correct" if counted else f"{who}_loss")
+        values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+        if counted:
+            values = values / np.maximum(clients.column("n_test").to_numpy(), 1)
+        values = values[np.isfinite(values)]
+        if len(values):
+            out[f"{who}_{kind}"] = (values, _ACCURACY_BINS if counted else _LOSS_BINS)
+    return out
+
+
+def _imported(module: str, extra: str, name: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"{name} is not installed, and its listener needs it: pip install 'personafl[{extra}]'"
+        ) from None
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """The manifest with dotted keys, its values as text; what is not set is left out."""
+    out: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            out[f"{prefix}{key}"] = str(value)
+    return out
+
+
+def _in_flight(around: BaseException | None) -> BaseException | None:
+    """What is ending the run, if it is an exception; one that the caller was handling before the run is not."""
+    error = sys.exception()
+    return None if error is around else error
+
+
+def _first_line(error: BaseException | None) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,130 @@
+"""Checkpoints: complete, atomic, checked. A damaged one is noticed and the one before it is used.
+
+A checkpoint is `round-000050.safetensors` with the server's tensors, files `clients-….safetensors` with the rows of the
+clients, which checkpoints may share (see `client_log.py`), and `round-000050.json`, written last, with the checksums of
+these, of rounds.jsonl up to this round, and the plain values. What timings.jsonl was is in `round-000050.timings`,
+apart, because times differ from run to run. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from personafl.files import checksum, disk_errors, make_folder, write_tensors, write_text
+from personafl.states import State
+from personafl.storage.client_log import ClientLog, Ids, file_name
+
+log = logging.getLogger("personafl")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after a round.
+
+    `clients` are the files with clients' rows, by the round that wrote them; `files` and `timings` what the run
+    folder's other files were (`RunFolder.extents`), empty in runs of earlier versions.
+    """
+
+    round: int
+    tensors: State
+    values: dict[str, Any]
+    clients: dict[int, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+
+
+def save(
+    folder: Path,
+    checkpoint: Checkpoint,
+    log: ClientLog | None = None,
+    rows: Callable[[Ids], State] = lambda ids: {},
+    keep: int = 2,
+) -> None:
+    """Write a checkpoint, with the `rows` of the clients that changed according to the log; then `prune`."""
+    make_folder(folder)
+    if log is not None:
+        log.write(folder, checkpoint.round, rows)
+    stem = f"round-{checkpoint.round:06d}"
+    data = folder / f"{stem}.safetensors"
+    write_tensors(data, checkpoint.tensors)
+    record = {
+        "round": checkpoint.round,
+        "sha256": checksum(data),
+        "bytes": data.stat().st_size,
+        "values": checkpoint.values,
+        "clients": {} if log is None else log.files,
+        "files": checkpoint.files,
+    }
+    if checkpoint.files:
+        write_text(folder / f"{stem}.timings", json.dumps(checkpoint.timings))
+    write_text(folder / f"{stem}.json", json.dumps(record, indent=1))
+    prune(folder, checkpoint.round, keep)
+
+
+def prune(folder: Path, round: int, keep: int = 2) -> None:
+    """Remove all but a round's checkpoint and the newest before it, `keep` in all, and what these share.
+
+    Later ones are damaged, or the run would have gone on from them.
+    """
+    records = sorted(path for path in folder.glob("round-*.json") if path.stem <= f"round-{round:06d}")[-keep:]
+    kept = {path.stem for path in records} | {name.partition(".")[0] for path in records for name in _shared(path)}
+    for path in (*sorted(folder.glob("round-*")), *sorted(folder.glob("clients-*"))):  # a .json goes before its data
+        if path.name.partition(".")[0] in kept and path.suffix != ".partial":
+            continue
+        with disk_errors(path, "removing"):
+            if path.is_dir():  # not ours: it may be somebody's
+                path.rename(path.with_name(f"damaged-{path.name}"))
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _shared(record: Path) -> list[str]:
+    """The files of clients' rows that a record names; none where it is damaged."""
+    try:
+        return [file_name(int(round)) for round in json.loads(record.read_text(encoding="utf-8"))["clients"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def latest(
+    folder: Path, clients: bool = True, check: Callable[[Checkpoint], None] = lambda found: None
+) -> Checkpoint | None:
+    """The newest undamaged checkpoint, or None. Damaged ones are passed over with a warning.
+
+    Without `clients`, the rows of the clients are not looked at. `check` raises a ValueError for one that is of no use.
+    """
+    for path in sorted(folder.glob("round-*.json"), reverse=True):
+        try:
+            found = _read(path, clients)
+            check(found)
+            return found
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            log.warning("checkpoint %s is damaged (%s): using the one before it", path.name, error)
+    return None
+
+
+def _read(path: Path, clients: bool) -> Checkpoint:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    data = path.with_suffix(".safetensors")
+    _verify(data, record)
+    shared = {int(round): dict(known) for round, known in record["clients"].items()} if clients else {}
+    for round, known in shared.items():
+        _verify(path.parent / file_name(round), known)
+    files = dict(record.get("files", {}))
+    timings = json.loads(path.with_suffix(".timings").read_text(encoding="utf-8")) if files and clients else {}
+    return Checkpoint(int(record["round"]), load_file(data), dict(record["values"]), shared, files, dict(timings))
+
+
+def _verify(data: Path, known: dict[str, Any]) -> None:
+    if data.stat().st_size != known["bytes"]:
+        raise ValueError(f"{data.name} has {data.stat().st_size} bytes, expected {known['bytes']}")
+    if checksum(data) != known["sha256"]:
+        raise ValueError(f"{data.name} does not match its checksum")

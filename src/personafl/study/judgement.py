@@ -1,0 +1,301 @@
+"""From runs to a judgement: which method is better, for whom, and whether the difference is shown.
+
+Everything is measured on the clients' own test data after the last round, unless a column says otherwise. Nothing is
+selected here: `--tune` chose on validation data before, and the answers below describe what came out.
+`study_differences.py` has the tests, `study_votes.py` the votes, `study_words.py` the sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from personafl import metrics
+from personafl.errors import RunError
+from personafl.runs.run import Run
+from personafl.study.columns import BY_KEY, COLUMNS, EVENNESS, Column
+from personafl.study.differences import (
+    Difference,
+    Floats,
+    Model,
+    Outcome,
+    Outcomes,
+    Row,
+    differences,
+    first_of,
+    mean,
+    winner_of,
+)
+from personafl.study.votes import LOCAL, Verdict, fairness_vote, performance_vote
+
+Results = Mapping[str, Mapping[int, Run]]
+"""Runs by method and seed."""
+
+GLOBAL = "fedavg"
+ONE_MODEL = ("fedavg", "fedprox", "scaffold")
+"""Algorithms whose own answer is the global model: it is a row, before the clients' models after local training."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a comparison says: values by row, column and seed, who is shown to be better, and the thesis's two votes.
+
+    Attributes
+    ----------
+    rows
+        A personalized model for each method, and the global one of `ONE_MODEL`.
+    best, winner
+        The row that ranks first by `primary`; and the same where it is shown to be better than every other, else None.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    values: dict[str, dict[str, list[float]]]
+    seeds: dict[str, list[int]]
+    clients: int
+    primary: str
+    best: str
+    winner: str | None
+    differences: list[Difference]
+    performance: Verdict
+    fairness: Verdict
+
+    def mean(self, row: str, key: str) -> metrics.SeedMean:
+        return metrics.mean_over_seeds(self.values[row][key])
+
+    def row(self, key: str) -> Row:
+        return next(row for row in self.rows if row.key == key)
+
+    def name(self, key: str) -> str:
+        """How tables call a row."""
+        return self.row(key).name
+
+    def records(self) -> list[dict[str, Any]]:
+        """A line for each row and column, for CSV and JSON."""
+        lines = []
+        for row in self.rows:
+            for column in self.columns:
+                found, values = self.mean(row.key, column.key), self.values[row.key][column.key]
+                lines.append(
+                    {"method": row.method, "model": row.model, "label": row.name, "metric": column.key,
+                     "mean": found.mean, "standard_error": found.standard_error, "seeds": len(self.seeds[row.key]),
+                     "values": values, "about": column.about}
+                )  # fmt: skip
+        return lines
+
+
+def judge(results: Results) -> Judgement:
+    """Measure every run and compare the methods.
+
+    Parameters
+    ----------
+    results
+        Finished runs by method and seed. QoI and what follows from it need `separate` and `fedavg` among them.
+    """
+    results = {method: runs for method, runs in results.items() if runs}
+    if not results:
+        raise RunError("there is no finished run to judge")
+    rows = [row for method, runs in results.items() for row in rows_of(method, list(runs.values()))]
+    outcomes = {
+        row.key: {seed: _outcome(results, row, seed, run) for seed, run in results[row.method].items()} for row in rows
+    }
+    return judged(rows, outcomes)
+
+
+def judged(rows: Sequence[Row], outcomes: Outcomes) -> Judgement:
+    """Compare models by what they do for the clients."""
+    values = {
+        key: {c.key: [one.columns.get(c.key, np.nan) for one in by_seed.values()] for c in COLUMNS}
+        for key, by_seed in outcomes.items()
+    }
+    shown = tuple(c for c in COLUMNS if any(np.isfinite(v).any() for v in (values[m][c.key] for m in values)))
+    primary = "accuracy" if any(c.key == "accuracy" for c in shown) else "loss"
+    best = first_of(values, primary)
+    ranked = {key: outcomes[key] for key in values if np.isfinite(mean(values[key][primary]))}
+    found = differences(ranked, best) if best in ranked else []
+    winner = winner_of(list(ranked), best, found)
+    return Judgement(
+        shown,
+        tuple(rows),
+        {m: {c.key: v[c.key] for c in shown} for m, v in values.items()},
+        {m: list(by_seed) for m, by_seed in outcomes.items()},
+        max((int((one.n > 0).sum()) for one in outcomes[best].values()), default=0),
+        primary,
+        best,
+        winner,
+        found,
+        performance_vote(rows, values, winner),
+        fairness_vote(rows, values, outcomes, any(d.significant for d in found)),
+    )
+
+
+def rows_of(method: str, runs: Sequence[Run]) -> list[Row]:
+    """The models of a method that tables show: FedAvg's global one is FedAvg's own."""
+    if runs[0].manifest["algorithm"]["name"] not in ONE_MODEL:
+        return [Row(method)]
+    trained = Row(method, "personal", f"{method}, after local training")
+    has_global = all("global_accuracy" in run.score or "global_loss" in run.score for run in runs)
+    return [Row(method, "global", f"{method}, global model"), trained] if has_global else [trained]
+
+
+def measure(
+    run: Run, local: Floats | None = None, common: Floats | None = None, who: Model = "personal"
+) -> dict[str, float]:
+    """The columns of one run; `local` and `common` are the clients' accuracies alone and with one global model."""
+    table = run.clients()
+    found = _costs(run, table)
+    if f"{who}_loss" in table.column_names:
+        found["loss"] = metrics.mean_loss(_floats(table, f"{who}_loss"), _floats(table, "n_test"))
+    if f"{who}_correct" not in table.column_names:
+        return found
+    correct, n = np.nan_to_num(_floats(table, f"{who}_correct")), _floats(table, "n_test")
+    found |= columns_of(correct, n, _floats(table, "n_train"), local, common)
+    found["bmta"] = metrics.best_mean_accuracy(mean_accuracies(run, who)[1]).best
+    if who == "personal" and "global_accuracy" in (score := run.score):
+        found["global_accuracy"] = score["global_accuracy"]
+    if (predictions := run.predictions()) is not None and f"{who}_class" in predictions.column_names:
+        label, said = (_floats(predictions, name) for name in ("label", f"{who}_class"))
+        found["f1"] = metrics.macro_scores(label.astype(np.int64), said.astype(np.int64)).f1
+        confidence = _floats(predictions, f"{who}_confidence")
+        found["ece"] = metrics.expected_calibration_error(confidence, label == said)
+    return found
+
+
+def columns_of(
+    correct: Floats, n: Floats, n_train: Floats, local: Floats | None = None, common: Floats | None = None
+) -> dict[str, float]:
+    """The columns that follow from the clients' correct answers after the last round."""
+    performance = metrics.performance_of(correct, n, n_train)
+    found = {
+        "accuracy": performance.weighted_accuracy,
+        "mean_accuracy": performance.mean_accuracy,
+        "sd": performance.standard_deviation,
+        "worst_10": performance.worst_10,
+        "top_10": performance.top_10,
+    }
+    if local is not None and common is not None:
+        qoi = metrics.quantum_of_improvement(metrics.accuracies(correct, n), common, local)
+        improved, even = metrics.improvement_of(qoi), metrics.fairness_of(qoi).improved
+        found |= {k: v for k, v in asdict(improved).items() if k in BY_KEY}
+        found |= {k: getattr(even, k) for k in EVENNESS}
+    return found
+
+
+def accuracy_of(run: Run, who: str = "personal") -> Floats | None:
+    """Each client's test accuracy after the last round; None where that is not measured, or there is no such model."""
+    table = run.clients()
+    if f"{who}_accuracy" not in table.column_names or table.column(f"{who}_correct").null_count == len(table):
+        return None
+    return _floats(table, f"{who}_accuracy")
+
+
+def mean_accuracies(run: Run, who: str = "personal") -> tuple[list[int], list[float]]:
+    """The rounds that were evaluated, and the mean over clients of the test accuracy at each."""
+    table = run.folder.clients()
+    rounds = _floats(table, "round").astype(np.int64)
+    accuracy = metrics.accuracies(np.nan_to_num(_floats(table, f"{who}_correct")), _floats(table, "n_test"))
+    which, place = np.unique(rounds, return_inverse=True)
+    known = ~np.isnan(accuracy)
+    sums = np.bincount(place[known], accuracy[known], len(which))
+    counts = np.bincount(place[known], minlength=len(which))
+    return which.tolist(), np.divide(sums, counts, out=np.full(len(which), np.nan), where=counts > 0).tolist()
+
+
+def open_runs(paths: Sequence[Path]) -> list[Run]:
+    """Open run folders; a folder that holds run folders, such as that of a comparison, stands for all of them."""
+    found: list[Run] = []
+    for path in paths:
+        if not path.is_dir():
+            raise RunError(f"there is no run folder {path}")
+        inside = [path] if (path / "run.toml").is_file() else sorted(p.parent for p in path.glob("*/run.toml"))
+        if not inside:
+            raise RunError(f"{path} is not a run folder, and holds none: it has no run.toml")
+        found += [Run(each) for each in inside]
+    return found
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Sort runs by method and seed. Runs of one algorithm under unlike settings are methods of their own.
+
+    Such methods are named by the settings in which they differ: `ditto (lam=0.1)`, `ditto (lam=1)`.
+    """
+    settings = [_flat({k: v for k, v in run.manifest.items() if k not in _OF_A_RUN}) for run in runs]
+    names = [str(run.manifest["algorithm"]["name"]) for run in runs]
+    out: dict[str, dict[int, Run]] = {}
+    for name in dict.fromkeys(names):
+        mine = [s for s, n in zip(settings, names, strict=True) if n == name]
+        unlike = [k for k in dict.fromkeys(k for s in mine for k in s) if len({repr(s.get(k)) for s in mine}) > 1]
+        for run, own, n in zip(runs, settings, names, strict=True):
+            if n != name:
+                continue
+            listed = ", ".join(f"{k.removeprefix('algorithm.')}={own.get(k)}" for k in unlike)
+            label = f"{name} ({listed})" if listed else name
+            seeds = out.setdefault(label, {})
+            if run.manifest["seed"] in seeds:
+                other = seeds[run.manifest["seed"]].path
+                raise RunError(f"{run.path} and {other} are the same method with the same seed: name one of them")
+            seeds[run.manifest["seed"]] = run
+    return out
+
+
+_OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "models_mb", "engine", "files")
+
+
+def _outcome(results: Results, row: Row, seed: int, run: Run) -> Outcome:
+    local, common = _references(results, row.method, seed) if row.model == "personal" else (None, None)
+    table, accuracy = run.clients(), accuracy_of(run, row.model)
+    n = _floats(table, "n_test")
+    if accuracy is None:
+        points, qoi = -n * _floats(table, f"{row.model}_loss"), None
+    else:
+        points, known = _floats(table, f"{row.model}_correct"), local is not None and common is not None
+        qoi = metrics.quantum_of_improvement(accuracy, common, local) if known else None  # type: ignore[arg-type]
+    ids = [str(client) for client in table.column("client").to_pylist()]
+    points = np.where(n > 0, points, np.nan)
+    return Outcome(ids, n, points, _data(run), measure(run, local, common, row.model), qoi)
+
+
+def _references(results: Results, method: str, seed: int) -> tuple[Floats | None, Floats | None]:
+    """The clients' accuracies alone and with FedAvg's global model, on the same data; none for training alone.
+
+    Runs of one seed that evaluate equally many clients evaluate the same ones.
+    """
+    if method == LOCAL or seed not in results.get(LOCAL, {}) or seed not in results.get(GLOBAL, {}):
+        return None, None
+    alone, together, run = results[LOCAL][seed], results[GLOBAL][seed], results[method][seed]
+    if len({_data(each) for each in (alone, together, run)}) > 1:
+        return None, None
+    return accuracy_of(alone), accuracy_of(together, "global")
+
+
+def _data(run: Run) -> str:
+    """What has to be the same for two runs to be measured on the same clients."""
+    return f"{run.manifest['resolved']['fingerprint']} {run.manifest.get('eval_clients', 0)}"
+
+
+def _costs(run: Run, table: pa.Table) -> dict[str, float]:
+    """Seconds, traffic, and work: steps and, where the run counted them, gradients."""
+    rounds = run.rounds()
+    found = {"seconds": run.seconds, "megabytes": (rounds[-1]["bytes_up"] + rounds[-1]["bytes_down"]) / 1e6}
+    taken = [(record["steps"], record.get("active", 1)) for record in rounds if "steps" in record]
+    if active := sum(count for _, count in taken):
+        found["steps"] = sum(steps * count for steps, count in taken) / active
+    if "gradients" in table.column_names and table.column("gradients").null_count < len(table):
+        found["gradients"] = float(np.nanmean(_floats(table, "gradients")))
+    return found
+
+
+def _floats(table: pa.Table, column: str) -> Floats:
+    return np.asarray(table.column(column).to_numpy(zero_copy_only=False), np.float64)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return out

@@ -1,0 +1,139 @@
+"""Several runs at once on this machine: a way for `compare.run_plan`, a process and its share of the cores for each."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from personafl.config import Config
+from personafl.errors import PersonaflError, RunError
+from personafl.jobs import train_config
+from personafl.study.plan import Listeners, PendingRun, here
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Processes:
+    """Makes runs in processes, which are started when first needed and end with this context.
+
+    The cores are shared out: a run whose config leaves `engine.threads` open gets as many as there are cores for each.
+    The engine should be a fixed one; then the runs are the same to the byte, however many go on at once.
+
+    Parameters
+    ----------
+    at_once
+        How many runs go on at once; left out, as many as there are cores. One is this process itself.
+
+    Examples
+    --------
+    >>> with Processes(at_once=2) as processes:
+    ...     run_plan(planned, folder, way=processes)  # doctest: +SKIP
+    """
+
+    def __init__(self, at_once: int | None = None) -> None:
+        self.at_once = at_once or cores()
+        self.threads = max(1, cores() // self.at_once)
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:  # as Ctrl-C does to a single run: each ends its round and saves
+            for process in list(self._pool._processes or ()):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGINT)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __call__(self, due: Iterator[PendingRun], listeners: Listeners) -> Generator[tuple[PendingRun, str | None]]:
+        due = map(self._with_threads, due)
+        if self.at_once == 1:
+            yield from here(due, listeners)
+            return
+        going: dict[Future[str | None], PendingRun] = {}
+        while True:
+            for one in islice(due, self.at_once - len(going)):
+                listeners(one.job, False)
+                going[self._submit(one)] = one
+            if not going:
+                return
+            for future in wait(going, return_when=FIRST_COMPLETED).done:
+                try:
+                    yield going.pop(future), future.result()
+                except BrokenProcessPool:
+                    raise RunError(
+                        "a process that trained was killed, perhaps for want of memory: the same command goes on from "
+                        "the last checkpoints; fewer runs at once take less memory"
+                    ) from None
+
+    def _with_threads(self, one: PendingRun) -> PendingRun:
+        """With as many threads as its config says, or else its share of the cores."""
+        config = one.job.config
+        engine = replace(config.engine, threads=config.engine.threads or self.threads)
+        return replace(one, job=replace(one.job, config=replace(config, engine=engine)))
+
+    def _submit(self, one: PendingRun) -> Future[str | None]:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.at_once, multiprocessing.get_context("spawn"), _prepare, (self.threads,)
+            )
+        return self._pool.submit(_make, one.job.config, one.path)
+
+
+# --- in a process of its own
+
+_stopped = False
+
+
+def _prepare(threads: int) -> None:
+    """Threads; a process group of its own, so that Ctrl-C reaches it once, by its parent; an end with the parent."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    signal.signal(signal.SIGINT, _note_stop)
+    torch.set_num_threads(threads)
+    logging.getLogger("personafl").setLevel(logging.ERROR)  # what the data has to say, the parent has said
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _note_stop(number: int, frame: Any) -> None:
+    global _stopped
+    _stopped = True
+
+
+def _make(config: Config, path: Path) -> str | None:
+    """Why it failed; None if it did not. The data is made anew: it is larger than what it is made from."""
+    try:
+        federation = config.federation()
+        if _stopped:
+            raise KeyboardInterrupt
+        train_config(config, path, True, (), federation)
+    except RunError:
+        raise
+    except PersonaflError as error:
+        return str(error)
+    return None

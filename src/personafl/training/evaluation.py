@@ -1,0 +1,252 @@
+"""Every client's global and personalized model, measured on its validation and test data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Sent
+from personafl.engines.base import Engine, Work
+from personafl.federation import Federation
+from personafl.federation.arrays import SPLITS, Split
+from personafl.kernels.task import Task, correct
+from personafl.states import Ints, State
+from personafl.storage.client_store import ClientStore
+
+Columns = dict[str, NDArray[Any]]
+
+AT_ONCE = 65_536
+"""Clients that are worked on at once where they have one model in common."""
+PROBED = 32
+MEGABYTES = 64  # more at once is no faster
+
+
+@dataclass(frozen=True)
+class ClientIndex:
+    """What is known of the clients without their data: names, groups, and how many samples each has of each split.
+
+    `counted` says whether a metric called `correct` is a number of samples.
+    """
+
+    ids: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    sizes: dict[Split, Ints]
+    counted: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, federation: Federation) -> ClientIndex:
+        return cls(federation.ids, federation.groups, {s: federation.sizes(s) for s in SPLITS}, federation.y.dim() == 1)
+
+
+@dataclass(frozen=True)
+class ServerSnapshot:
+    """The server after a round, as clients see it when they make and measure their personalized models.
+
+    Attributes
+    ----------
+    last
+        Whether this is after the last round.
+    send
+        What the server sends to these clients for their evaluation.
+    common
+        The one model that serves everybody, where the algorithm has one.
+    kept
+        Whose models will be wanted at the end (a mask); None for everybody's.
+    """
+
+    round: int
+    last: bool
+    send: Callable[[Ints], Sent]
+    common: Tensor | None
+    kept: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Personal:
+    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports.
+
+    `gradients` are those that a program before evaluation computed for each; None where there was none.
+    """
+
+    ids: Ints
+    theta: Tensor
+    report: State
+    gradients: Tensor | None = None
+
+
+def personal_models(
+    algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, ids: Ints | None = None
+) -> Iterator[Personal]:
+    """The personalized model of every client, or of those that are named, some clients at a time."""
+    many = max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.size))
+    for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, many):
+        yield personalize(algorithm, engine, snapshot.send(some), some, store.get(some), snapshot.round, snapshot.last)
+
+
+def all_models(
+    algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, ids: Ints
+) -> Iterator[Personal]:
+    """As `personal_models`, in another order: clients that were never active come last, with the model they share."""
+    strangers = ids[~store.known(ids)]
+    shared = shared_model(algorithm, engine, store, snapshot, strangers)
+    if shared is None:
+        yield from personal_models(algorithm, engine, store, snapshot, ids)
+        return
+    yield from personal_models(algorithm, engine, store, snapshot, ids[store.known(ids)])
+    for some in _parts(strangers, AT_ONCE):
+        own = {name: value.expand(len(some), *value.shape) for name, value in store.default.items()}
+        yield Personal(some, shared, engine.map(algorithm.report, own, snapshot.send(some), len(some)))
+
+
+def shared_model(
+    algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, strangers: Ints
+) -> Tensor | None:
+    """The personalized model that all clients without a state of their own have; None where each has its own.
+
+    They differ where a program makes their models from their data before evaluation. Otherwise some are looked at.
+    """
+    if algorithm.evaluation_program(snapshot.last) is not None or not len(strangers):
+        return None
+    some = strangers[np.unique(np.linspace(0, len(strangers) - 1, PROBED).astype(np.int64))]
+    theta = personalize(
+        algorithm, engine, snapshot.send(some), some, store.get(some), snapshot.round, snapshot.last
+    ).theta
+    return theta[0].clone() if bool((theta == theta[0]).all()) else None
+
+
+def personalize(
+    algorithm: Algorithm, engine: Engine, sent: Sent, ids: Ints, own: State, round: int, last: bool
+) -> Personal:
+    """The personalized models of clients with these states."""
+    program, gradients = algorithm.evaluation_program(last), None
+    if program is not None:
+        result = engine.run(Work(program, round, "evaluation", ids, own, sent))
+        own, gradients = result.own, result.gradients
+    theta = engine.map(lambda o, s: {"theta": algorithm.personal(o, s)}, own, sent, len(ids))["theta"]
+    return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)), gradients)
+
+
+def measure(
+    algorithm: Algorithm,
+    engine: Engine,
+    store: ClientStore,
+    snapshot: ServerSnapshot,
+    ids: Ints | None = None,
+    seen: Callable[[Personal], None] = lambda part: None,
+) -> Columns:
+    """Sums of loss and metrics for each client: `personal_*`, `global_*`, and the same on validation data.
+
+    `personal_held_*` are those on the `n_held` validation samples that are held back from algorithms, if any are.
+
+    All clients are measured, or those that are named. The personalized models go by some at a time, and are shown to
+    `seen`. `gradients` are those of the program before evaluation.
+    """
+    ids = np.arange(len(engine.federation)) if ids is None else ids
+    common = snapshot.common
+    blocks: list[Columns] = []
+    for part in all_models(algorithm, engine, store, snapshot, ids):
+        block: Columns = {"": part.ids, **{name: value.cpu().numpy() for name, value in part.report.items()}}
+        made = part.gradients
+        block["gradients"] = np.zeros(len(part.ids)) if made is None else made.cpu().numpy().astype(np.float64)
+        for split, tag in (("test", "personal_"), ("val", "personal_val_")):
+            sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
+            block |= {f"{tag}{name}": values for name, values in sums.items()}
+        if engine.local.held_back is not None:
+            held = engine.evaluate_held_back(part.theta, part.ids)
+            block |= {"n_held": held.pop("n"), **{f"personal_held_{name}": values for name, values in held.items()}}
+        blocks.append(block)
+        seen(part)
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    order = np.argsort(columns.pop(""), kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
+    for split, tag in (("test", "global_"), ("val", "global_val_")):
+        if common is None:
+            columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.metrics)}
+            continue
+        parts = [engine.evaluate(common, some, split) for some in _parts(ids, AT_ONCE)]  # type: ignore[arg-type]
+        columns |= {f"{tag}{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return columns
+
+
+def held_back_columns(task: Task) -> list[str]:
+    """What `measure` adds where validation data is held back from algorithms."""
+    return ["n_held", *(f"personal_held_{name}" for name in ("loss", *task.metrics))]
+
+
+def client_table(
+    client_index: ClientIndex, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, gradients: Ints,
+    ids: Ints,
+) -> pa.Table:  # fmt: skip
+    """The rows of clients.parquet for one evaluation of these clients.
+
+    Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
+    has null there, and so has everybody for the global model of an algorithm that has none.
+
+    `gradients` is what the model that is measured has cost the client so far: those of all its training, and those of
+    the program before this evaluation; null where it is not known.
+
+    A column `silent` marks clients at other sites that did not answer: they are as clients without samples.
+    """
+    count, names = len(ids), ids.tolist()
+    steps, active, failed, trained = steps[ids], active[ids], failed[ids], gradients[ids]
+    columns = dict(columns)
+    silent = columns.pop("silent", np.zeros(count, np.bool_))
+    spent = trained + np.nan_to_num(columns.pop("gradients")).astype(np.int64)
+    sizes: dict[str, Ints] = {split: np.where(silent, 0, client_index.sizes[split][ids]) for split in SPLITS}
+    tags: tuple[str, ...] = ("personal_", "global_", "personal_val_", "global_val_")
+    if "n_held" in columns:
+        tags, sizes = (*tags, "personal_held_"), sizes | {"held": np.where(silent, 0, columns.pop("n_held"))}
+    groups = [None] * count if client_index.groups is None else [client_index.groups[i] for i in names]
+    out: dict[str, pa.Array] = {
+        "client": pa.array([client_index.ids[i] for i in names]),
+        "group": pa.array(groups, pa.string()),
+        "round": pa.array(np.full(count, round, np.int32)),
+        **{f"n_{split}": pa.array(n.astype(np.int32)) for split, n in sizes.items()},
+    }
+    counted = task.metrics.get("correct") is correct and client_index.counted
+    order = [f"{who}{kind}" for who in tags for kind in (*task.metrics, "loss")]
+    for name in order:
+        values = columns[name]
+        n = sizes["val" if "_val_" in name else "held" if "_held_" in name else "test"]
+        absent = (n == 0) | (np.isnan(values) if name.startswith("global_") and np.isnan(values).all() else False)
+        if name.endswith("_loss"):
+            values = values / np.maximum(n, 1)
+        if counted and name.endswith("_correct"):
+            out[name] = pa.array(np.where(absent, 0, values).astype(np.int32), mask=absent)
+        else:
+            out[name] = pa.array(values, mask=absent)
+    out |= {"steps": pa.array(steps.astype(np.int32)), "activations": pa.array(active.astype(np.int32)),
+            "failures": pa.array(failed.astype(np.int32)),
+            "gradients": pa.array(spent, mask=silent | (trained < 0))}  # fmt: skip
+    out |= {name: pa.array(values) for name, values in columns.items() if name not in order}
+    return pa.table(out)
+
+
+def summary(table: pa.Table) -> dict[str, float]:
+    """One number for the federation from each column: weighted by samples, empty clients left out."""
+    out: dict[str, float] = {}
+    for who in ("personal", "global", "personal_val", "global_val", "personal_held"):
+        split = who.partition("_")[2] or "test"
+        n = table.column(f"n_{split}").to_numpy().astype(np.float64) if f"n_{split}" in table.column_names else None
+        for column, name in ((f"{who}_correct", f"{who}_accuracy"), (f"{who}_loss", f"{who}_loss")):
+            if n is None or column not in table.column_names or table.column(column).null_count == len(table):
+                continue
+            values = table.column(column).to_numpy(zero_copy_only=False).astype(np.float64)
+            known = n > 0
+            total = values[known].sum() if column.endswith("_correct") else (values * n)[known].sum()
+            out[name] = float(total / n[known].sum())
+    return out
+
+
+def _parts(ids: Ints, many: int) -> Iterator[Ints]:
+    for first in range(0, len(ids), many):
+        yield ids[first : first + many]

@@ -1,0 +1,89 @@
+"""Personalized models for clients that join after training, by the rule that suits the algorithm.
+
+A newcomer gets what the server would send now (`Algorithm.welcome`), starts from `Algorithm.join`, trains for
+`newcomer_rounds` rounds by itself, and then has its personalized model as every other client has. Nothing of the run
+changes, and newcomers do not influence each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personafl.engines.base import Work
+from personafl.engines.loop import LoopEngine
+from personafl.errors import DataError, RunError
+from personafl.federation import Federation
+from personafl.federation.folders import read_client
+from personafl.federation.scaling import standardized_as
+from personafl.registry import checked
+from personafl.settings import Local
+from personafl.states import State
+from personafl.storage import checkpoint
+from personafl.training.clients import LocalClients
+from personafl.training.evaluation import personalize
+
+if TYPE_CHECKING:
+    from personafl.runs.run import Run
+
+
+def newcomer_federation(run: Run, data: dict[str, Any]) -> Federation:
+    """The newcomers' data, checked against the model of the run.
+
+    Newcomers that bring no splits of their own train on everything, or keep a fifth for validation where the
+    algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
+    """
+    resolved = run.manifest["resolved"]
+    splits = (0.8, 0.2, 0.0) if run.algorithm.needs_validation else (1.0, 0.0, 0.0)
+    federation = Federation.from_clients(
+        data, splits=splits, classes=resolved.get("classes"), name="newcomers", tables=run.tables
+    )
+    shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
+    if shape != expected:
+        raise DataError(f"the newcomer's samples have shape {shape}, the model wants {expected}")
+    return standardized_as(federation, run.tables)
+
+
+def read_newcomers(path: Path) -> dict[str, Any]:
+    """One `.npz` file, or a folder with one for each newcomer; the id is the file's name."""
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} holds no .npz file; put one file a newcomer there, with the arrays x and y")
+    return {file.stem: read_client(file)[0] for file in files}
+
+
+def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
+    """A parameter vector for each newcomer, (K, P)."""
+    found = checkpoint.latest(run.folder.checkpoints, clients=False)
+    if found is None:
+        raise RunError(f"{run.path} has no checkpoint yet: nothing to personalize from")
+    engine = newcomer_engine(run, federation)
+    clients = int(run.manifest["resolved"]["clients"])
+    algorithm = run.algorithm.prepare(replace(LocalClients(engine).job_info, clients=clients))
+    server = {name.removeprefix("server."): v for name, v in found.tensors.items() if name.startswith("server.")}
+    models = []
+    for k in range(len(federation)):
+        ids = np.array([k], np.int64)
+        own: State = {}
+        up: State = {}
+        for number in range(algorithm.newcomer_rounds):
+            sent = algorithm.welcome(server, {name: value[0] for name, value in up.items()})
+            if number == 0:
+                row = {name: value[0] for name, value in sent.each.items()}
+                joined = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
+                own = {name: value[None] for name, value in joined.items()}
+            result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
+            own, up = result.own, result.up
+        models.append(personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta)
+    return torch.cat(models)
+
+
+def newcomer_engine(run: Run, federation: Federation) -> LoopEngine:
+    """An engine with the settings that the run's own clients trained by; newcomers choose on all validation data."""
+    local = replace(checked(Local, "local", run.manifest["local"]), held_back=None)
+    return LoopEngine(run.task, federation, local, int(run.manifest["seed"]))

@@ -1,0 +1,198 @@
+"""Clipping and noise on what clients send: the `[privacy]` table of a config.
+
+A client that was sent w and would answer y sends
+
+    w + Δ min(1, C/‖Δ‖) + N(0, (zC)² I),    Δ = y − w,
+
+C being `clip` and z `noise`. It does so itself, before anything leaves it: nobody else is trusted with the noise. What
+the client keeps, its personalized model above all, is neither clipped nor noisy.
+
+A client on a machine of its own draws its noise from the system's secure generator, fresh for every answer
+(`SecureNoise`): it follows from nothing that anybody knows or can ask for again. In a simulation it follows from the
+run's seed (`NoiseSource`), so that a run can be repeated and does not depend on the engine. That is for research, and
+protects nobody: who knows the seed can subtract the noise.
+
+docs/security.md says what this guarantees and what it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import shake_256
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Sent
+from personafl.errors import ConfigError
+from personafl.settings import check
+from personafl.states import State
+from personafl.training.accounting import epsilon, require_accountant
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a client does to its answer before it sends it.
+
+    Parameters
+    ----------
+    clip
+        The largest L2 norm C by which an answer may differ from what the client was sent.
+    noise
+        The noise multiplier z: every coordinate gets Gaussian noise of standard deviation z C. With 0, answers are
+        clipped only, which guarantees nothing.
+    delta
+        The δ at which ε is reported; well below 1 over the number of clients.
+    secure_aggregation
+        That the server sees sums only. It cannot be had, and asking for it is refused with the reason.
+
+    Examples
+    --------
+    >>> Privacy(clip=1.0, noise=8.0).epsilon(np.array([0, 1, 10])).round(2).tolist()
+    [0.0, 0.93, 3.34]
+    """
+
+    clip: float
+    noise: float = 0.0
+    delta: float = 1e-5
+    secure_aggregation: bool = False
+
+    def __post_init__(self) -> None:
+        check("privacy.clip", self.clip, 0 < self.clip < 1e38, "above 0, and no more than float32 holds")
+        check("privacy.noise", self.noise, 0 <= self.noise < 1e38, "at least 0, and no more than float32 holds")
+        check("privacy.delta", self.delta, 0 < self.delta < 1, "in (0, 1), well below 1 over the number of clients")
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Raise a ConfigError where an algorithm cannot be combined with this, with the reason."""
+        if self.secure_aggregation:
+            reason = (
+                f"{algorithm.name} cannot do with sums, because {algorithm.sees_each}"
+                if algorithm.sees_each
+                else "Flower 1.41 has secure aggregation for its older interface only, not for the messages used here"
+            )
+            raise ConfigError(
+                f"privacy.secure_aggregation = true: {reason}; privacy.noise needs no trust in the server"
+            )
+        if algorithm.private_uploads is None:
+            raise ConfigError(
+                f"[privacy] cannot be combined with {algorithm.name}: {algorithm.not_private}; leave [privacy] out or "
+                "choose another algorithm"
+            )
+        if self.noise:
+            require_accountant()
+
+    def table(self) -> dict[str, float]:
+        """As a table of run.toml; what is always refused is not in it."""
+        return {"clip": self.clip, "noise": self.noise, "delta": self.delta}
+
+    def epsilon(self, releases: NDArray[np.int64]) -> Floats:
+        """The ε of clients that sent so many answers, see `privacy_accounting`."""
+        made = {int(k): epsilon(self.noise, self.delta, int(k)) for k in np.unique(releases)}
+        return np.array([made[int(k)] for k in releases], np.float64)
+
+    def protect(
+        self, algorithm: Algorithm, up: State, sent: Sent, names: Sequence[str], round: int, source: Noise
+    ) -> State:
+        """What clients send in place of `up`; a row for each of the clients that are named.
+
+        Several uploads of a client count as one long vector. All of it is clipped, whatever it is called.
+
+        Parameters
+        ----------
+        names
+            Of the clients, which the noise of a simulation depends on.
+        source
+            Where the noise comes from.
+        """
+        against = algorithm.private_uploads
+        if against is None or up.keys() != against.keys():
+            raise ConfigError(
+                f"[privacy]: {algorithm.name} sends {', '.join(up)}, but its private_uploads has "
+                f"{', '.join(against or {}) or 'nothing'}: all that goes up must be protected"
+            )
+        if not up:
+            return {}
+        answers = _rows([up[name] for name in against])
+        shared = {w: value.flatten().expand(len(names), -1) for w, value in sent.shared.items()}
+        before = _rows([(sent.each if w in sent.each else shared)[w] for w in against.values()])
+        protected = np.empty_like(answers)
+        for row, client in enumerate(names):
+            # One client at a time, in double: the same bits in whatever company, and noise that is rounded only once.
+            was, answer = before[row].astype(np.float64), answers[row].astype(np.float64)
+            protected[row] = self._protect_one(was, answer, client, round, source)
+        pieces = torch.from_numpy(protected).split([up[name][0].numel() for name in against], 1)
+        return {name: piece.reshape(up[name].shape).to(up[name]) for name, piece in zip(against, pieces, strict=True)}
+
+    def _protect_one(self, before: Floats, answer: Floats, client: str, round: int, source: Noise) -> Floats:
+        update = answer - before
+        norm = float(np.sqrt(np.square(update).sum()))
+        clipped = before + update * (self.clip / norm) if norm > self.clip else answer
+        if not self.noise:
+            return clipped
+        return np.asarray(clipped + self.noise * self.clip * source.normal(client, round, len(answer)))
+
+
+class Noise(Protocol):
+    """Where noise comes from."""
+
+    def normal(self, client: str, round: int, size: int) -> Floats:
+        """Standard normal numbers for a client's answer in a round."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoiseSource:
+    """Noise of a simulation: it follows from the seed, the client's name and the round, and so protects nobody.
+
+    Examples
+    --------
+    >>> NoiseSource(seed=0).normal("ann", 1, 2).round(3).tolist()
+    [0.552, -0.343]
+    """
+
+    seed: int
+
+    def normal(self, client: str, round: int, size: int) -> Floats:
+        """The same on every machine."""
+        # A list as JSON: no two different ones have the same bytes.
+        named = json.dumps(["privacy", self.seed, client, round]).encode()
+        return _normal(shake_256(named).digest(8 * size))
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """Noise of a client on a machine of its own: from the system's secure generator, never the same twice.
+
+    Examples
+    --------
+    >>> one, other = (SecureNoise().normal("ann", 1, 2) for _ in range(2))
+    >>> bool((one == other).any())
+    False
+    """
+
+    def normal(self, client: str, round: int, size: int) -> Floats:
+        """Fresh numbers, whoever asks and how often."""
+        return _normal(os.urandom(8 * size))
+
+
+def _normal(random: bytes) -> Floats:
+    """Standard normal numbers, one from each eight random bytes."""
+    # 52 bits, so that the half which keeps 0 out does not round the largest up to 1.
+    bits = np.frombuffer(random, "<u8") >> np.uint64(12)
+    uniform = torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-52)
+    return np.asarray(torch.special.ndtri(uniform).numpy())
+
+
+def _rows(values: Sequence[Tensor]) -> NDArray[np.float32]:
+    """Tensors side by side, a row for each client."""
+    flat = [value.detach().cpu().flatten(1) for value in values]
+    rows = torch.cat(flat, 1) if len(flat) > 1 else flat[0]
+    return np.asarray(rows.numpy())

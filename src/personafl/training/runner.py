@@ -1,0 +1,360 @@
+"""The round loop.
+
+sample cohort → send → clients train → aggregate → (evaluate) → events → (checkpoint)
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.algorithms.base import Algorithm, Sent
+from personafl.engines.base import torch_threads
+from personafl.errors import RunError, TrainingFailed
+from personafl.settings import check
+from personafl.signals import Interrupted, on_stop
+from personafl.states import Ints, State
+from personafl.storage import checkpoint
+from personafl.storage.client_log import ClientLog
+from personafl.storage.folder import RunFolder
+from personafl.streams import generator
+from personafl.training.clients import Clients
+from personafl.training.evaluation import ServerSnapshot, client_table, summary
+from personafl.training.events import Listener
+
+log = logging.getLogger("personafl")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, how many, how often.
+
+    Parameters
+    ----------
+    rounds
+        Communication rounds.
+    activity
+        Share C of the clients that are active in a round: max(⌊C·M⌋, 1) of M.
+    eval_every, checkpoint_every
+        Rounds between evaluations (the last round is always evaluated) and between checkpoints; 0 for only at the end.
+    eval_clients
+        How many clients are evaluated: a sample that follows from the seed, the same at every evaluation, the last one
+        included. clients.parquet and predictions.parquet then have only their rows. 0 for all clients.
+    models_mb
+        Megabytes up to which the personalized models of all clients are written. Above it, only the models of clients
+        that were ever active are; the others share one, where the algorithm makes no model from a client's data
+        before evaluation.
+    """
+
+    rounds: int = 100
+    activity: float = 1.0
+    eval_every: int = 10
+    checkpoint_every: int = 10
+    eval_clients: int = 0
+    models_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        check("rounds", self.rounds, self.rounds >= 1, "at least 1")
+        check(
+            "activity",
+            self.activity,
+            0 < self.activity <= 1,
+            "in (0, 1]: the share of clients active in a round",
+        )
+        check("eval_every", self.eval_every, self.eval_every >= 0, "at least 0 (0: only after the last round)")
+        check(
+            "checkpoint_every",
+            self.checkpoint_every,
+            self.checkpoint_every >= 0,
+            "at least 0 (0: only at the end)",
+        )
+        check("eval_clients", self.eval_clients, self.eval_clients >= 0, "at least 0 (0: all clients)")
+        check("models_mb", self.models_mb, self.models_mb >= 0, "at least 0 megabytes")
+
+    def cohort_size(self, clients: int) -> int:
+        # The small addition makes 0.29 × 100 the 29 that was meant.
+        return max(int(self.activity * clients + 1e-9), 1)
+
+    def cohort(self, seed: int, round: int, clients: int) -> Ints:
+        """Who is active in a round: uniform, without replacement, a function of (seed, round)."""
+        size = self.cohort_size(clients)
+        if size == clients:
+            return np.arange(clients)
+        drawn = generator(seed, "cohort", round).choice(clients, size, replace=False, shuffle=False)
+        return np.sort(drawn).astype(np.int64)
+
+    def evaluated(self, seed: int, clients: int) -> Ints:
+        """Who is evaluated: everybody, or a sample that is a function of the seed."""
+        if not 0 < self.eval_clients < clients:
+            return np.arange(clients)
+        drawn = generator(seed, "evaluated").choice(clients, self.eval_clients, replace=False, shuffle=False)
+        return np.sort(drawn).astype(np.int64)
+
+
+class Runner:
+    """Trains one algorithm with some clients, round by round, into a run folder."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: Clients,
+        schedule: Schedule,
+        folder: RunFolder,
+        manifest: dict[str, Any],
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.algorithm = algorithm = algorithm.prepare(clients.job_info)
+        self.clients, self.schedule = clients, schedule
+        self.folder, self.manifest, self.listeners = folder, manifest, listeners
+        self.theta0 = clients.task.theta0.to(clients.device)
+        count = len(clients.client_index)
+        self.round = 0
+        self.server = algorithm.new_server(self.theta0, count)
+        self._start()
+        self.steps, self.active, self.failed, self.gradients = np.zeros((4, count), np.int64)
+        self.traffic = {"bytes_up": 0, "bytes_down": 0}
+        self._stop: int | None = None  # the signal that asked for it
+
+    def _start(self) -> None:
+        """Nobody was active yet."""
+        self.clients.start(self.algorithm, self.theta0)
+        self.log = ClientLog(len(self.clients.client_index), self.clients.row_bytes + 40)  # the id and four counters
+
+    def resume(self) -> bool:
+        """Take up the newest undamaged checkpoint; False if there is none (the run starts anew).
+
+        One whose rounds.jsonl, timings.jsonl or evaluations are damaged is of no use; an older one may be.
+        """
+        damaged: list[str] = []
+
+        def check(found: checkpoint.Checkpoint) -> None:
+            try:
+                if found.files:
+                    self.folder.check(found.round, found.files, found.timings)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                damaged.append(str(error))
+                raise
+
+        found = checkpoint.latest(self.folder.checkpoints, check=check)
+        if found is None and damaged:
+            raise RunError(
+                f"cannot go on, because {damaged[0]}: put back a copy of it, or delete {self.folder.checkpoints} to "
+                "train from round 1 again"
+            )
+        if found is not None and found.round > self.schedule.rounds:
+            raise RunError(
+                f"{self.folder.path} has {found.round} rounds already, more than the {self.schedule.rounds} asked for"
+            )
+        if found is not None:
+            self._restore(found)
+            checkpoint.prune(self.folder.checkpoints, self.round)
+        self.folder.rewind(self.round, *(() if found is None else (found.files or None, found.timings or None)))
+        return found is not None
+
+    def run(self) -> None:
+        """Train up to the last round, then write the models.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C or SIGTERM, after the round in flight and a checkpoint. A second one stops at once.
+        TrainingFailed
+            If every client of a cohort diverged.
+        """
+        for listener in self.listeners:
+            listener.started(self.manifest, self.round)
+        try:
+            with torch_threads(self.clients.threads), on_stop(self._asked_to_stop), torch.no_grad():
+                while self.round < self.schedule.rounds:
+                    self.step()
+                self._write_models()
+                self.folder.merge_clients()
+        finally:
+            self.clients.close()
+            for listener in self.listeners:
+                listener.ended()
+
+    # --- a round -------------------------------------------------------------------------------------------
+
+    def step(self) -> dict[str, float]:
+        """One round; how many seconds its parts took."""
+        begun = time.perf_counter()
+        round = self.round + 1
+        record, seconds = self._train(round)
+        self.round = round
+        last = round == self.schedule.rounds
+        if last or _due(round, self.schedule.eval_every):
+            start = time.perf_counter()
+            record |= self._evaluate(last)
+            seconds["evaluation"] = time.perf_counter() - start
+        seconds["round"] = time.perf_counter() - begun
+        for listener in self.listeners:
+            listener.round_ended(record, seconds)
+        if last or self._stop or _due(round, self.schedule.checkpoint_every):
+            self._checkpoint()
+        if self._stop and not last:
+            raise Interrupted(self._stop)
+        return seconds
+
+    def _train(self, round: int) -> tuple[dict[str, Any], dict[str, float]]:
+        client_index = self.clients.client_index
+        ids = self.schedule.cohort(self.clients.seed, round, len(client_index))
+        sent = self.algorithm.send(self.server, torch.from_numpy(ids))
+        start = time.perf_counter()
+        answers = self.clients.train(round, ids, sent)
+        seconds = {"clients": time.perf_counter() - start}
+
+        self.active[answers.active] += 1
+        self.steps[answers.active] = answers.steps
+        known = self.gradients[answers.active] >= 0
+        self.gradients[answers.active] += np.where(known, answers.gradients, 0)
+        self.failed[answers.failed] += 1
+        self.log.change(answers.active)
+        self.log.change(answers.joined)
+        failed = [client_index.ids[i] for i in answers.failed]
+        if failed:
+            log.warning(
+                "round %d: %d of %d updates are not finite and left out: %s", round, len(failed), len(ids), _few(failed)
+            )
+        if failed and len(failed) == len(answers.active):
+            raise TrainingFailed(
+                f"round {round}: every active client diverged (update not finite; first: {failed[0]}); {self._kept()}. "
+                "A smaller local.lr usually helps"
+            )
+        if len(answers.uploads):
+            self.server = self.algorithm.aggregate(self.server, answers.uploads)
+        common = self.algorithm.global_model(self.server)
+        if common is not None and not torch.isfinite(common.sum()):
+            raise TrainingFailed(
+                f"round {round}: all updates are finite but their aggregate is not: the models have grown beyond what "
+                f"float32 holds. {self._kept()}. A smaller local.lr usually helps"
+            )
+        self.traffic["bytes_down"] += len(ids) * sent.bytes_per_client()
+        self.traffic["bytes_up"] += answers.bytes_up
+        record: dict[str, Any] = {
+            "round": round,
+            "active": len(ids),
+            "failed": failed,
+            "lr": self.clients.local.rate(round),
+            "steps": float(answers.steps.mean()) if len(answers.steps) else 0.0,
+            "gradients": int(answers.gradients.sum()),
+            **self.traffic,
+        }
+        if answers.dropped:
+            record["dropped"] = {client_index.ids[i]: why for i, why in answers.dropped.items()}
+            log.warning("round %d: without %s", round, _few([f"{c} ({why})" for c, why in record["dropped"].items()]))
+        return record, seconds
+
+    def _kept(self) -> str:
+        saved = any(self.folder.checkpoints.glob("round-*.json"))
+        return f"the last good checkpoint is kept in {self.folder.checkpoints}" if saved else "no checkpoint yet"
+
+    def _evaluate(self, last: bool) -> dict[str, float]:
+        clients, ids = self.clients, self._evaluated()
+        columns = clients.measure(self.snapshot(last), ids)
+        table = client_table(
+            clients.client_index,
+            clients.task,
+            self.round,
+            columns,
+            self.steps,
+            self.active,
+            self.failed,
+            self.gradients,
+            ids,
+        )
+        reported = self.algorithm.report_server(self.server)
+        for listener in self.listeners:
+            listener.evaluated(self.round, table, reported)
+        prepared = int(np.nansum(columns["gradients"]))
+        return summary(table) | ({"evaluation_gradients": prepared} if prepared else {})
+
+    def _evaluated(self) -> Ints:
+        return self.schedule.evaluated(self.clients.seed, len(self.clients.client_index))
+
+    def snapshot(self, last: bool) -> ServerSnapshot:
+        """What clients need of the server now, to make and measure their personalized models."""
+
+        def send(ids: Ints) -> Sent:
+            return self.algorithm.send_for_evaluation(self.server, torch.from_numpy(ids))
+
+        return ServerSnapshot(self.round, last, send, self.algorithm.global_model(self.server), self._models_kept())
+
+    def _models_kept(self) -> NDArray[np.bool_]:
+        """Whose personalized models are written: everybody's, or those of clients that were ever active."""
+        fits = len(self.active) * self.clients.task.size * 4 <= self.schedule.models_mb * 2**20
+        return np.ones(len(self.active), np.bool_) if fits else self.active > 0
+
+    # --- what is kept --------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        tensors = {
+            **{f"server.{name}": value for name, value in self.server.items()},
+            "theta0": self.theta0,
+        }
+        files, timings = self.folder.extents(), self.folder.timings_extent()
+        now = checkpoint.Checkpoint(self.round, tensors, dict(self.traffic), files=files, timings=timings)
+        checkpoint.save(self.folder.checkpoints, now, self.log, self._rows)
+        self.clients.saved(self.round)
+
+    def _rows(self, ids: Ints) -> State:
+        """What a checkpoint keeps of these clients."""
+        own = {f"own.{name}": value for name, value in self.clients.rows(ids).items()}
+        return own | {name: torch.from_numpy(count[ids]) for name, count in self._counters.items()}
+
+    @property
+    def _counters(self) -> dict[str, Ints]:
+        return {"steps": self.steps, "active": self.active, "failed": self.failed, "gradients": self.gradients}
+
+    def _put_rows(self, ids: Ints, rows: State) -> None:
+        """The inverse of `_rows`."""
+        for name, count in self._counters.items():
+            # A checkpoint of an earlier version has no gradients: how many there were is not known, and stays so.
+            count[ids] = rows[name].numpy() if name in rows else -1
+        own = {name.removeprefix("own."): value for name, value in rows.items() if name.startswith("own.")}
+        self.clients.put_rows(ids, own)
+
+    def _restore(self, found: checkpoint.Checkpoint) -> None:
+        device = self.clients.device
+        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
+        # Clients that were never active start from the weights that the run began with, not from this process's.
+        self.theta0 = found.tensors["theta0"].to(device)
+        self._start()
+        self.log.read(self.folder.checkpoints, found.clients, self._put_rows)
+        self.traffic = {name: int(found.values[name]) for name in self.traffic}
+
+    def _write_models(self) -> None:
+        common = self.algorithm.global_model(self.server)
+        if common is not None:
+            self.folder.write_models("global", self.clients.task.state_dict(common.cpu()), {"format": "pt"})
+        self.clients.write(self.folder, self.snapshot(last=True), self._evaluated())
+
+    def _asked_to_stop(self, number: int, frame: Any) -> None:
+        """The first time the round ends and is saved; the second time everything stops at once.
+
+        A service that is stopped may tell this process by SIGTERM and its parent, which hands it on by SIGINT: once.
+        """
+        if self._stop == number:
+            raise Interrupted(number, saved=False)
+        if self._stop is not None:
+            return
+        self._stop = number
+        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        log.warning("stopping after this round (%s again to stop at once)", again)
+
+
+def _due(round: int, every: int) -> bool:
+    return every > 0 and round % every == 0
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

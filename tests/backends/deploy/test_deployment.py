@@ -1,0 +1,395 @@
+"""A federation of real processes on loopback: SuperLink, nginx, SuperNodes, keys and TLS."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from personafl.backends.deploy import Deployment, check_site, init_federation
+from personafl.backends.deploy.processes import Process, listening
+from personafl.backends.deploy.rehearsal import find_nginx
+from personafl.errors import ConfigError, DataError, RunError
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed: scripts/nginx.sh"),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+CONFIG = """
+seed = 3
+rounds = 2
+eval_every = 0
+algorithm = "fedavg"
+model = {{name = "mlp", hidden = [16]}}
+local = {{steps = 10, batch_size = 20}}
+
+[federation]
+input_shape = [64]
+classes = 10
+clients = [{clients}]
+"""
+SITES = ("north", "south", "west", "stranger")
+
+
+def personafl(*arguments, ignored=()):
+    ignore = "".join(f"signal.signal(signal.{name}, signal.SIG_IGN); " for name in ignored)
+    program = f"import signal; {ignore}from personafl.cli import main; main()"
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def family(pid):
+    """A process and all that descend from it."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def left_in(folder):
+    """Processes whose arguments or environment name a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        if int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in text:
+                found.append(text)
+    return found
+
+
+def write_config(folder, sites):
+    names = ", ".join(f'"{name}"' for name in sites)
+    (folder / "federation.toml").write_text(CONFIG.format(clients=names))
+
+
+# --- the whole of it
+
+
+def test_three_sites_train_behind_the_proxy_as_the_loop_does(tmp_path):
+    """`deploy init`, `deploy up`: only loopback listens, and every site ends with the model that the loop gives it."""
+    folder = tmp_path / "federation"
+    assert personafl("deploy", "init", folder, "--sites", ",".join(SITES)).wait() == 0
+    write_config(folder, SITES)
+    program = personafl("deploy", "up", folder, "--sites", 3, "--json")
+    heard = set()
+    while program.poll() is None:
+        heard |= listening(family(program.pid))
+        time.sleep(0.5)
+    out, err = program.communicate()
+    assert program.returncode == 0, err
+    assert err == ""
+    told = json.loads(out)
+    rehearsal = folder / "rehearsal-1"
+
+    assert {address for address, _ in heard} == {"127.0.0.1"}
+    assert len(heard) == 5  # nginx, the SuperLink, three sites
+    assert not left_in(tmp_path)
+
+    assert [row["site"] for row in told["sites"]] == list(SITES[:3])
+    assert Path(told["report"]).stat().st_size > 10_000
+    assert not (folder / "sites" / "north" / "models").exists()  # what is handed out is as it was
+    assert not (rehearsal / "operator" / "ca.key").exists()
+
+    loop = loop_models(rehearsal, tmp_path / "loop")
+    for row in told["sites"]:
+        model = load_file(rehearsal / row["model"])
+        expected = loop[row["site"]]
+        assert model.keys() == expected.keys()
+        assert all(torch.equal(model[name], expected[name]) for name in model)
+
+
+def loop_models(rehearsal, out):
+    """What the same data, config and seed give in one process."""
+    import tomllib
+
+    from personafl import Federation
+    from personafl.config import parse
+    from personafl.federation.folders import read_client
+    from personafl.jobs import train_config
+
+    tables = tomllib.loads((rehearsal / "federation.toml").read_text())
+    tables.pop("federation")
+    config = parse({**tables, "engine": {"name": "loop", "threads": 1}})
+    data = {name: read_client(rehearsal / "sites" / name / "data.npz")[0] for name in SITES[:3]}
+    run = train_config(config, out, federation=Federation.from_clients(data, classes=10))
+    return {name: run.personal(name).state_dict() for name in data}
+
+
+# --- who is let in
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """A SuperLink behind nginx that knows the key of one site."""
+    folder = tmp_path_factory.mktemp("deployed") / "federation"
+    init_federation(folder, SITES)
+    with Deployment(folder) as deployment:
+        deployment.start_superlink()
+        deployment.start_proxy()
+        deployment.register("north")
+        yield deployment
+
+
+def supernode(deployment, log, *arguments, address=None):
+    """A SuperNode's exit code and output; it is given a few seconds to be refused in."""
+    command = [shutil.which("flower-supernode", path=str(Path(sys.executable).parent))]
+    command += ["--superlink", address or deployment.layout.address, "--max-retries", "0"]
+    command += ["--port", str(deployment.layout.runtime_ports["stranger"])]
+    environment = {"FLWR_HOME": str(log.parent / "flower"), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    process = Process("node", [*command, *map(str, arguments)], log, environment)
+    end = time.monotonic() + 60
+    while process.code is None and "SuperNode ID:" not in process.output() and time.monotonic() < end:
+        time.sleep(0.1)
+    process.stop()
+    return process.code, process.output()
+
+
+@pytest.mark.slow
+def test_a_registered_key_is_let_in(deployment, tmp_path):
+    """The same command as in the refusals below, with everything right: they are refused for what they lack."""
+    site = deployment.site_folder("north")
+    arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
+    assert "SuperNode ID:" in supernode(deployment, tmp_path / "log", *arguments)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["address", "private"])
+def test_a_node_without_a_key_is_refused(deployment, tmp_path, side):
+    """By nginx, and by the SuperLink itself."""
+    trusted = ("--root-certificates", deployment.site_folder("north") / "ca.crt")
+    code, said = supernode(deployment, tmp_path / "log", *trusted, address=getattr(deployment.layout, side))
+    assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
+
+
+@pytest.mark.slow
+def test_an_unregistered_key_is_refused(deployment, tmp_path):
+    site = deployment.site_folder("south")
+    arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
+    code, said = supernode(deployment, tmp_path / "log", *arguments)
+    assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
+
+
+@pytest.mark.slow
+def test_a_site_that_trusts_another_authority_does_not_join(deployment, tmp_path):
+    other = init_federation(tmp_path / "other", ["north"]).site("north")
+    key = deployment.site_folder("north") / "node.key"
+    arguments = ("--root-certificates", other / "ca.crt", "--auth-supernode-private-key", key)
+    code, said = supernode(deployment, tmp_path / "log", *arguments)
+    assert code == 1 and "CERTIFICATE_VERIFY_FAILED" in said and "SuperNode ID:" not in said
+
+
+def test_plain_http_is_refused(deployment, tmp_path):
+    connection = http.client.HTTPConnection(deployment.layout.address, timeout=10)
+    connection.request("POST", "/v1/fleet/pull-messages", b"")
+    assert connection.getresponse().status == 400
+    with pytest.raises((http.client.BadStatusLine, ConnectionError)):
+        connection = http.client.HTTPConnection(deployment.layout.private, timeout=10)
+        connection.request("POST", "/v1/fleet/pull-messages", b"")
+        connection.getresponse()
+    code, said = supernode(deployment, tmp_path / "log", "--insecure")
+    assert code == 1 and "SuperNode ID:" not in said
+
+
+# --- what the public side passes on
+
+
+def public_key(deployment, name="north"):
+    """As a SuperNode names its key. It is no secret: what proves that it is one's own is the signature."""
+    table = (deployment.layout.operator / "keys.conf").read_text()
+    return re.search(rf'"(.*)" "{name}";', table)[1]
+
+
+def ask(deployment, path, method="POST", address=None, body=b"", key=None):
+    """The status of an answer; the path is sent letter by letter."""
+    address = address or deployment.layout.address
+    context = ssl.create_default_context(cafile=str(deployment.site_folder("north") / "ca.crt"))
+    host, _, port = address.partition(":")
+    with (
+        socket.create_connection((host, int(port)), 10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as to,
+    ):
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        head += f"Flwr-Public-Key: {public_key(deployment) if key is None else key}\r\n"
+        head += f"Content-Type: application/protobuf\r\nContent-Length: {len(body)}\r\n\r\n"
+        to.sendall(head.encode() + body)
+        answer = http.client.HTTPResponse(to)
+        answer.begin()
+        return answer.status
+
+
+def control_and_runtime_paths():
+    from fastapi.routing import iter_route_contexts
+    from flwr.supercore.routers.runtime import create_runtime_router
+    from flwr.superlink.routers.control import router
+
+    routes = [*router.routes, *create_runtime_router("SuperLink").routes]
+    return sorted({context.path for context in iter_route_contexts(routes)})
+
+
+def test_a_control_request_is_answered_in_private_and_refused_in_public(deployment):
+    assert ask(deployment, "/v1/control/list-nodes", address=deployment.layout.private) == 200
+    assert ask(deployment, "/v1/control/list-nodes") == 404
+
+
+def test_no_path_of_the_operator_is_passed_on(deployment):
+    paths = control_and_runtime_paths()
+    assert len(paths) > 50 and "/v1/control/start-run" in paths and "/v1/runtime/acquire-task" in paths
+    assert {path: ask(deployment, path) for path in paths} == dict.fromkeys(paths, 404)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/docs", "/openapi.json", "/health", "/v1/fleet/", "/v1/fleet/register-node", "/v1/fleet/unregister-node",
+        "/v1/fleet/../control/list-nodes", "/v1/fleet/pull-messages/../../control/list-nodes",
+        "/v1/fleet/%2e%2e/control/list-nodes", "/v1/fleet/..%2fcontrol/list-nodes",
+        "/v1/fleet/%252e%252e/control/list-nodes",
+        "//v1/control/list-nodes", "/v1//control/list-nodes", "/v1/control/list-nodes%00", "/V1/CONTROL/list-nodes",
+        "/v1/fleet/pull-messages%0a", "/v1/fleet/pull-messages/", "/v1/control/list-nodes?x=/v1/fleet/pull-messages",
+        "/v1/fleet/pull-messages;/../../control/list-nodes",
+    ],
+)  # fmt: skip
+def test_a_path_that_is_not_letter_by_letter_a_sites_is_refused(deployment, path):
+    assert ask(deployment, path) in (400, 404)
+
+
+def test_a_path_in_disguise_reaches_flower_only_as_what_it_is(deployment):
+    """nginx takes this for a site's path, which it is: Flower asks for the site's key."""
+    assert ask(deployment, "/v1/control/../fleet/pull-messages") == 401
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "CONNECT"])
+def test_sites_only_post(deployment, method):
+    assert ask(deployment, "/v1/fleet/pull-messages", method) in (400, 404, 405)
+
+
+def test_a_site_needs_its_key_for_every_path_that_is_passed_on(deployment):
+    from personafl.backends.deploy.proxy import FLEET_PATHS
+
+    assert {path: ask(deployment, path) for path in FLEET_PATHS} == dict.fromkeys(FLEET_PATHS, 401)
+
+
+def test_who_names_no_key_of_a_site_does_not_get_as_far_as_flower(deployment):
+    from personafl.backends.deploy.proxy import FLEET_PATHS
+
+    for key in ("", "x", public_key(deployment)[:-1]):
+        assert {path: ask(deployment, path, key=key) for path in FLEET_PATHS} == dict.fromkeys(FLEET_PATHS, 404)
+
+
+def test_more_than_a_piece_of_an_array_is_refused(deployment):
+    """What a site says it will send is refused before it is sent."""
+    context = ssl.create_default_context(cafile=str(deployment.site_folder("north") / "ca.crt"))
+    connection = http.client.HTTPSConnection(deployment.layout.address, timeout=10, context=context)
+    connection.putrequest("POST", "/v1/fleet/push-object")
+    connection.putheader("Content-Length", str(10**6))
+    connection.putheader("Flwr-Public-Key", public_key(deployment))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+
+
+def test_flowers_own_program_cannot_start_a_run_in_public(deployment, tmp_path):
+    home = tmp_path / "flower"
+    home.mkdir()
+    ca = deployment.site_folder("north") / "ca.crt"
+    flwr = shutil.which("flwr", path=str(Path(sys.executable).parent))
+    environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+    codes = {}
+    for side in ("address", "private"):
+        address = getattr(deployment.layout, side)
+        (home / "config.toml").write_text(f'[superlink.it]\naddress = "{address}"\nroot-certificates = "{ca}"\n')
+        done = subprocess.run([flwr, "supernode", "list", "it"], env=environment, capture_output=True, text=True)
+        codes[side] = done.returncode
+    assert codes["private"] == 0 and codes["address"] != 0
+
+
+def test_a_site_sees_the_federation_with_site_check(deployment):
+    found = {f.what: f for f in check_site(deployment.site_folder("north") / "site.toml", connect=True)}
+    assert found["connection"].state == "good"
+    assert not [finding for finding in found.values() if finding.state == "bad"]
+
+
+def test_only_loopback_listens(deployment):
+    heard = deployment.listening()
+    assert {address for address, _ in heard} == {"127.0.0.1"}
+    ports = {int(address.partition(":")[2]) for address in (deployment.layout.address, deployment.layout.private)}
+    assert {port for _, port in heard} == ports
+
+
+# --- when it does not work out
+
+
+@pytest.mark.slow
+def test_a_superlink_that_cannot_start_is_one_line_with_its_last_words(tmp_path):
+    folder = tmp_path / "federation"
+    init_federation(folder)
+    (folder / "operator" / "server.key").write_text("damaged")
+    program = personafl("deploy", "up", folder)
+    out, err = program.communicate()
+    assert program.returncode == 2 and out == "" and "Traceback" not in err.splitlines()[-1][:200]
+    assert err.splitlines()[-1].startswith("error: superlink ended with code") and "superlink.log" in err
+    assert not left_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [("SIGINT", ()), ("SIGTERM", ("SIGINT", "SIGHUP")), pytest.param("SIGHUP", (), marks=pytest.mark.slow)],
+)
+def test_ctrl_c_leaves_nothing_behind(tmp_path, name, ignored):
+    """Nor does being asked to end in the background, where Ctrl-C is not heard, nor a terminal that is closed."""
+    folder = tmp_path / "federation"
+    init_federation(folder)
+    program = personafl("deploy", "up", folder, ignored=ignored)
+    try:
+        log = folder / "rehearsal-1" / "logs" / "proxy.log"
+        until(log.exists, program)
+        assert left_in(tmp_path)
+        program.send_signal(signal.Signals[name])
+        out, err = program.communicate()
+    finally:
+        program.kill()
+        program.communicate()
+    assert program.returncode == 130 and out == "" and "every process has ended" in err and "Traceback" not in err
+    assert not left_in(tmp_path)
+
+
+def test_mistakes_are_told_before_anything_starts(tmp_path, monkeypatch):
+    folder = tmp_path / "federation"
+    with pytest.raises(ConfigError, match="holds no federation: write one with personafl deploy init"):
+        Deployment(folder)
+    init_federation(folder)
+    with pytest.raises(ConfigError, match="--sites 4: this federation has 3: site-1, site-2, site-3"):
+        Deployment(folder, 4)
+    with pytest.raises(ConfigError, match="there is no site 'site-9'"):
+        Deployment(folder, ["site-9"])
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DataError, match=r"holds 0 \.npz files, and 3 sites need one each"):
+        Deployment(folder, data=tmp_path / "data")
+    monkeypatch.setattr("personafl.backends.deploy.rehearsal.find_nginx", lambda: None)
+    with pytest.raises(RunError, match="nginx is not installed: apt install nginx"):
+        Deployment(folder)
+    assert not [*folder.glob("rehearsal-*")]

@@ -1,0 +1,47 @@
+"""Every algorithm with sites on Flower does what it does on the loop engine, bit for bit."""
+
+import pytest
+
+from personafl.algorithms import ALGORITHMS
+from tests.backends.flower.grid import MemoryGrid, sites_of
+from tests.backends.flower.problem import (
+    federation,
+    flower,
+    loop,
+    loop_states,
+    same,
+    same_clients,
+    server_state,
+    site_model,
+    site_state,
+)  # fmt: skip
+
+METHODS = [*ALGORITHMS, {"name": "selffl", "clusters": "group"}]
+
+
+@pytest.mark.parametrize("algorithm", METHODS, ids=str)
+def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm):
+    data = federation()
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    # A cluster of one or two sites is made of them alone, whatever their share of it.
+    ours = flower(tmp_path / "flower", grid, algorithm, max_weight=1.0)
+    reference = loop(tmp_path / "loop", algorithm, data)
+    assert same(server_state(ours), server_state(reference))
+    assert same_clients(ours, reference)
+    for counted in ("bytes_up", "gradients"):
+        assert [r[counted] for r in ours.rounds()] == [r[counted] for r in reference.rounds()]
+    states = loop_states(reference)
+    for client in data.ids:
+        site = tmp_path / "sites" / client / "site.toml"
+        assert same(site_state(site, 3), states[client])
+        wanted = {name: value.detach() for name, value in reference.personal(client).named_parameters()}
+        assert same(site_model(site), wanted)
+
+
+def test_what_is_held_back_at_sites_is_what_the_loop_engine_holds_back(tmp_path):
+    data, local = federation(), {"steps": 2, "batch_size": 4, "lr": 0.1, "held_back": 0.5}
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    ours = flower(tmp_path / "flower", grid, "persfl", local=local)
+    reference = loop(tmp_path / "loop", "persfl", data, local=local)
+    assert ours.clients().column("n_held").to_pylist() == [2, 2, 2]
+    assert same_clients(ours, reference)

@@ -1,0 +1,51 @@
+"""Flower's own simulator gives what the loop engine gives."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from personafl.backends.flower import simulation
+from personafl.config import parse
+from personafl.errors import ConfigError
+from tests.backends.flower.problem import SETTINGS, federation, loop, same, server_state
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from personafl.config import parse
+from personafl.jobs import train_config
+from tests.backends.flower.problem import SETTINGS, federation
+
+if __name__ == "__main__":
+    for rounds, resume in ((1, False), (2, True)):
+        tables = {**SETTINGS, "algorithm": "ditto", "rounds": rounds, "checkpoint_every": 1, "engine": "flower-sim"}
+        run = train_config(parse(tables), Path(sys.argv[1]), resume, federation=federation())
+    print(run.personal("site-4"))
+"""
+
+
+@pytest.mark.slow
+def test_the_simulator_equals_the_loop_engine_and_goes_on(tmp_path):
+    from personafl.runs.run import Run
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "flower")],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours, reference = Run(tmp_path / "flower"), loop(tmp_path / "loop", "ditto", federation(), rounds=2)
+    assert same(server_state(ours), server_state(reference))
+    assert ours.clients(2).equals(reference.clients(2))
+    for client in federation().ids:
+        models = [{n: p.detach() for n, p in run.personal(client).named_parameters()} for run in (ours, reference)]
+        assert same(*models)
+
+
+def test_without_flower_one_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(simulation.importlib.util, "find_spec", lambda name: None)
+    from personafl.jobs import train_config
+
+    with pytest.raises(ConfigError, match=r"pip install 'personafl\[flower\]'"):
+        train_config(parse({**SETTINGS, "engine": "flower-sim"}), tmp_path / "run", federation=federation())
