@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
 TORCH := $(shell sed -n '/^torch==/p' requirements.lock)
 LOCK_EXTRAS := dev flower privacy ray
+PROJECTS := pyproject.toml papers/pyproject.toml benchmarks/pyproject.toml
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A terminal sees pip's progress bars, a log only what goes wrong. Compiling what is never imported takes half the time.
@@ -51,8 +52,8 @@ lock: ## write requirements.lock from what is installed in .venv now
 	@mv requirements.lock.new requirements.lock
 
 clean: ## remove .venv, caches and build artefacts (runs/ stays)
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) build dist */src/*.egg-info src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src papers benchmarks tests scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamp names the folder it was made in: an environment does not survive a move.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -61,13 +62,13 @@ endif
 
 # An install that was cut short may leave packages that pip takes for whole, so it starts afresh. Two installs at once
 # take turns where flock exists, and the second finds its work done.
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): $(PROJECTS) requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "personafl needs Python 3.11 or newer, and $(PYTHON) is not: name one with make PYTHON=..." >&2; exit 1; }
 	@set -e; exec 9< Makefile; if command -v flock > /dev/null; then flock 9; fi; \
 	made_in=$$(cat $(STAMP) 2>/dev/null || true); \
-	if test "$$made_in" = "$(CURDIR)" && test $(STAMP) -nt pyproject.toml && test $(STAMP) -nt requirements.lock; \
-	    then exit 0; fi; \
+	newer=no; for file in $(PROJECTS) requirements.lock; do test $(STAMP) -nt $$file || newer=yes; done; \
+	if test "$$made_in" = "$(CURDIR)" && test $$newer = no; then exit 0; fi; \
 	if test -e $(UNFINISHED) || test "$${made_in:-$(CURDIR)}" != "$(CURDIR)" || ! $(PY) -m pip --version > /dev/null 2>&1; then \
 	    echo "install: new environment in $(VENV)"; \
 	    rm -rf $(VENV); mkdir $(VENV); touch $(UNFINISHED); $(PYTHON) -m venv $(VENV); \
@@ -75,5 +76,6 @@ $(STAMP): pyproject.toml requirements.lock
 	rm -f $(STAMP); touch $(UNFINISHED); \
 	echo "install: $(TORCH)"; $(PIP_INSTALL) $(TORCH); \
 	echo "install: the other packages of requirements.lock"; $(PIP_INSTALL) -r requirements.lock; \
-	echo "install: personafl"; $(PIP_INSTALL) --no-deps --no-build-isolation -e .; \
+	echo "install: personafl, its papers and its benchmarks"; \
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e . -e papers -e benchmarks; \
 	rm $(UNFINISHED); echo "$(CURDIR)" > $(STAMP)

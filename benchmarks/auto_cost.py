@@ -15,7 +15,6 @@ import time
 
 import numpy as np
 import torch
-from personafl.settings import Local
 from torch import nn
 
 from personafl import Federation
@@ -23,6 +22,7 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
 from personafl.kernels.task import Task
+from personafl.settings import EngineSettings, Local
 
 
 def small_mlp() -> nn.Module:
@@ -69,11 +69,11 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     task, data = Task(build()), federation(shape, classes, clients)
     local = Local(lr=0.05, steps=steps, batch_size=batch_size)
     begun = time.process_time()
-    engine, choice = make_engine("auto", task, data, local, 0, cohort=clients, rounds=rounds)
+    engine, choice = make_engine(EngineSettings("auto"), task, data, local, 0, cohort=clients, rounds=rounds)
     found = {"choosing": time.process_time() - begun, "choice": f"{choice.engine}, {choice.threads}"}
     ids = np.arange(clients)
     work = Work(FineTune(steps), 1, "train", ids, {}, Sent({"theta": task.theta0}))
-    for label, one in (("loop", make_engine("loop", task, data, local, 0)[0]), ("chosen", engine)):
+    for label, one in (("loop", make_engine(EngineSettings("loop"), task, data, local, 0)[0]), ("chosen", engine)):
         torch.set_num_threads(one.threads)
         one.run(work)
         times = []

@@ -30,14 +30,14 @@ from pathlib import Path
 import numpy as np
 import ray
 import torch
-from personafl.settings import EngineSettings, RaySettings, Schedule
-from personafl.states import Ints
 
 from personafl.algorithms import FedAvg
 from personafl.backends.ray.clients import RayClients
 from personafl.backends.ray.start import _only_here
 from personafl.engines.base import torch_threads
 from personafl.engines.stacked import StackedEngine
+from personafl.settings import EngineSettings, RaySettings, Schedule
+from personafl.states import Ints
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import Clients, LocalClients
 from personafl.training.runner import Runner

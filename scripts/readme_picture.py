@@ -15,7 +15,7 @@ import numpy as np
 
 from personafl.study.demo import chosen, demo_plan
 from personafl.study.judgement import accuracy_of
-from personafl.study.plan import run_plan
+from personafl.study.launch import run_plan
 
 INK, GREY = "#1f2933", "#9aa5b1"
 COLOURS = {

@@ -6,13 +6,13 @@ error, as it would on a GPU.
 
 import pytest
 import torch
-from personafl.settings import Local
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import Context, JobInfo, Uploads
 from personafl.kernels.task import Batch, Task
-from personafl.models import CNN, FEMNISTCNN, MCLR, MLP, LSTMModel, initialize
+from personafl.models import CNN, MCLR, MLP, FemnistCNN, LSTMModel, initialize
+from personafl.settings import Local
 
 CLIENTS, SAMPLES = 3, 4
 BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
@@ -21,7 +21,7 @@ MODELS = {
     "linear layers": (MLP((12,)), (20,)),
     "logistic regression": (MCLR(), (20,)),
     "narrow convolutions": (CNN(), (3, 32, 32)),
-    "wide convolutions": (FEMNISTCNN(), (28, 28)),
+    "wide convolutions": (FemnistCNN(), (28, 28)),
     "narrow LSTM": (LSTMModel(hidden=8, layers=2), (5, 6)),
     "wide LSTM": (LSTMModel(hidden=256, layers=1), (5, 6)),
 }

@@ -2,75 +2,103 @@
 
 Many clients hold data that cannot be pooled and is not alike. personafl trains a model for each of them, and lets
 the others help.
+
+This is the table of contents: each name is imported when it is first used, so that `import personafl` takes no time.
 """
 
-from personafl import data
-from personafl.algorithms import (
-    ALGORITHMS,
-    APFL,
-    SCAFFOLD,
-    Algorithm,
-    Ditto,
-    FedAMP,
-    FedAvg,
-    FedAvgFT,
-    FedPer,
-    FedProx,
-    FedProxFT,
-    HeurFedAMP,
-    PerFedAvg,
-    PersFL,
-    PersFLGD,
-    PFedMe,
-    SelfFL,
-    SelfFLAug,
-    Separate,
-)
-from personafl.data import partition
-from personafl.errors import PersonaflError
-from personafl.federation import Federation
-from personafl.jobs import train
-from personafl.kernels.task import Task
-from personafl.runs.run import Run, load
-from personafl.runs.trackers import MLflow, TensorBoard
-from personafl.settings import Local, RaySettings
-from personafl.training.events import Listener
-from personafl.training.privacy import Privacy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from personafl.version import __version__
 
+if TYPE_CHECKING:
+    from personafl import data, metrics
+    from personafl.algorithms import (
+        ALGORITHMS,
+        APFL,
+        SCAFFOLD,
+        Algorithm,
+        Context,
+        Ditto,
+        FedAMP,
+        FedAvg,
+        FedAvgFT,
+        FedPer,
+        FedProx,
+        FedProxFT,
+        Gradient,
+        HeurFedAMP,
+        JobInfo,
+        PerFedAvg,
+        PersFL,
+        PersFLGD,
+        PFedMe,
+        Program,
+        SelfFL,
+        SelfFLAug,
+        Sent,
+        Separate,
+        Uploads,
+    )  # fmt: skip
+    from personafl.data import partitions as partition
+    from personafl.errors import PersonaflError
+    from personafl.federation import Federation
+    from personafl.jobs import train
+    from personafl.kernels.task import Task
+    from personafl.runs.run import Run, load, load_run
+    from personafl.runs.trackers import MLflow, TensorBoard
+    from personafl.settings import EngineSettings, Local, RaySettings, Schedule
+    from personafl.states import State
+    from personafl.training.events import Listener
+    from personafl.training.privacy import Privacy
+
+_HOMES = {
+    "algorithms": "ALGORITHMS APFL SCAFFOLD Algorithm Context Ditto FedAMP FedAvg FedAvgFT FedPer FedProx FedProxFT "
+    "Gradient HeurFedAMP JobInfo PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent Separate Uploads",
+    "errors": "PersonaflError",
+    "federation": "Federation",
+    "jobs": "train",
+    "kernels.task": "Task",
+    "runs.run": "Run load load_run",
+    "runs.trackers": "MLflow TensorBoard",
+    "settings": "EngineSettings Local RaySettings Schedule",
+    "states": "State",
+    "training.events": "Listener",
+    "training.privacy": "Privacy",
+}
+_HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
+_MODULES = {"data": "personafl.data", "metrics": "personafl.metrics", "partition": "personafl.data.partitions"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found: Any = import_module(_MODULES[name])
+    elif name in _HOME:
+        found = getattr(import_module(_HOME[name]), name)
+    else:
+        return _old_spelling(name)
+    globals()[name] = found
+    return found
+
+
+def _old_spelling(name: str) -> Any:
+    """Classes as an earlier version spelled them: `Apfl`, `FedAmp`, …"""
+    if name.startswith("_"):
+        raise AttributeError(f"module 'personafl' has no attribute {name!r}")
+    algorithms = import_module("personafl.algorithms")
+    if name not in algorithms.OLD_SPELLINGS:
+        raise AttributeError(f"module 'personafl' has no attribute {name!r}")
+    return getattr(algorithms, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *globals()])
+
+
 __all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "APFL",
-    "Ditto",
-    "FedAMP",
-    "FedAvg",
-    "FedAvgFT",
-    "FedPer",
-    "FedProx",
-    "FedProxFT",
-    "Federation",
-    "HeurFedAMP",
-    "Listener",
-    "Local",
-    "MLflow",
-    "PFedMe",
-    "PerFedAvg",
-    "PersFL",
-    "PersFLGD",
-    "PersonaflError",
-    "Privacy",
-    "RaySettings",
-    "Run",
-    "SCAFFOLD",
-    "SelfFL",
-    "SelfFLAug",
-    "Separate",
-    "Task",
-    "TensorBoard",
-    "__version__",
-    "data",
-    "load",
-    "partition",
-    "train",
-]
+    "ALGORITHMS", "APFL", "SCAFFOLD", "Algorithm", "Context", "Ditto", "EngineSettings", "FedAMP", "FedAvg", "FedAvgFT",
+    "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow",
+    "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run",
+    "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uploads", "__version__", "data", "load",
+    "load_run", "metrics", "partition", "train",
+]  # fmt: skip

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local
 
 from personafl.algorithms import APFL, Context, FedAvg, Separate
 from personafl.errors import ConfigError
+from personafl.settings import Local
 from tests.oracles.quadratic import Quadratics, fixed_point, personal, quadratics, server, states, train
 
 LR, STEPS, ALPHA = 0.1, 4, 0.3

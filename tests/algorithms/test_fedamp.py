@@ -3,7 +3,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from personafl.settings import Local
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import nn
@@ -12,6 +11,7 @@ import personafl as pf
 from personafl.algorithms import FedAMP, HeurFedAMP, JobInfo, Separate
 from personafl.errors import ConfigError
 from personafl.federation import Federation
+from personafl.settings import Local
 from tests.oracles.quadratic import Quadratics, personal, quadratics, server, states, train
 
 LR, STEPS = 0.05, 6

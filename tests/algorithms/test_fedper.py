@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, FedPer, Separate, Uploads
@@ -12,6 +11,7 @@ from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import personal_models

@@ -3,7 +3,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import Context, FedAvg, PerFedAvg
@@ -11,6 +10,7 @@ from personafl.engines import ENGINES
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from personafl.settings import Local
 from scipy.special import entr, log_softmax, softmax
 from torch import nn
 
@@ -15,6 +14,7 @@ from personafl.algorithms import FedAvg, PersFL, PersFLGD
 from personafl.algorithms.persfl import distillation, distillation_by_cross_entropy
 from personafl.errors import ConfigError
 from personafl.federation import Federation
+from personafl.settings import Local
 from tests.oracles.quadratic import quadratics, train
 
 LR, STEPS, EPOCHS, ROUNDS, M = 0.5, 8, 6, 5, 6

@@ -15,7 +15,7 @@ from personafl.cli import app
 from personafl.engines.base import torch_threads
 from personafl.errors import ConfigError, DataError
 from personafl_bench import contest, find_peers, machine, references, tables
-from personafl_bench.jobs import CNN, EVALUATION, JOBS, LSTM, MNIST, SMALL, Job
+from personafl_bench.jobs import CNN_JOB, EVALUATION, JOBS, LSTM, MNIST_JOB, SMALL, Job
 from personafl_bench.picture import draw
 from tests.waiting import until
 
@@ -37,7 +37,7 @@ def few_batches(job: Job, clients: int = 3) -> tuple[Job, torch.Tensor]:
     return job, torch.from_numpy(np.array(index))
 
 
-@pytest.mark.parametrize("job", [SMALL, MNIST, CNN], ids=lambda job: job.name)
+@pytest.mark.parametrize("job", [SMALL, MNIST_JOB, CNN_JOB], ids=lambda job: job.name)
 def test_the_references_do_the_same_arithmetic(job):
     job, index = few_batches(job)
     task, federation = job.task(), job.federation()
@@ -47,7 +47,7 @@ def test_the_references_do_the_same_arithmetic(job):
         torch.testing.assert_close(other(job, task, federation, index), plain, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("job", [SMALL, MNIST, CNN], ids=lambda job: job.name)
+@pytest.mark.parametrize("job", [SMALL, MNIST_JOB, CNN_JOB], ids=lambda job: job.name)
 def test_the_least_operations_are_those_that_torch_counts(job):
     job, index = few_batches(job, clients=1)
     with FlopCounterMode(display=False) as counted:
@@ -99,7 +99,7 @@ def test_peers_learn_the_model_and_the_samples_that_personafl_has(tmp_path):
         "assert torch.equal(epoch, x.flatten(1).sum(1).sort().values)\n"
         "assert 'personafl' not in sys.modules\n"
     )
-    for job in (SMALL, CNN, LSTM):
+    for job in (SMALL, CNN_JOB, LSTM):
         job.save(tmp_path, threads=1)
         subprocess.run([sys.executable, "-c", code], check=True)
         with torch.no_grad():

@@ -19,7 +19,7 @@ import pytest
 
 import personafl.data
 from personafl.data.fetch import Remote, fetch
-from personafl.data.images import FMNIST, IDX_FILES, MNIST
+from personafl.data.images import FMNIST_FILES, IDX_FILES, MNIST_FILES
 from personafl.data.sources.emnist import REMOTE as EMNIST
 from personafl.errors import DataError
 from tests.waiting import until
@@ -131,7 +131,7 @@ def test_a_data_set_that_is_nowhere_is_downloaded_and_read(server, cache):
         server.files[f"/{name}.gz"] = packed
         checksum = f"sha256:{hashlib.sha256(packed).hexdigest()}"
         remotes.append(remote(server, f"/{name}.gz", checksum, f"mnist/{name}.gz", 0.01))
-    mirrored = replace(MNIST, remotes=tuple(remotes))
+    mirrored = replace(MNIST_FILES, remotes=tuple(remotes))
     assert mirrored.files() == [cache / "mnist" / f"{name}.gz" for name in IDX_FILES]
     pool = mirrored.pool("unit")
     assert np.array_equal(np.rint(pool["x"][:, 0] * 255), [*images, *images])
@@ -141,7 +141,7 @@ def test_a_data_set_that_is_nowhere_is_downloaded_and_read(server, cache):
 
 
 def test_every_data_set_names_its_checksums():
-    for wanted in (*MNIST.remotes, *FMNIST.remotes, EMNIST):
+    for wanted in (*MNIST_FILES.remotes, *FMNIST_FILES.remotes, EMNIST):
         kind, _, checksum = wanted.checksum.partition(":")
         assert kind == "sha256" and len(bytes.fromhex(checksum)) == 32
         assert wanted.url.endswith(wanted.file.split("/")[-1]) and wanted.megabytes > 0

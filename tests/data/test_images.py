@@ -19,8 +19,9 @@ from personafl.config import parse
 from personafl.data import FMNIST, IID, MNIST, Letters, Lognormal, Natural, PowerLaw, Practical, build
 from personafl.data import files as data_files
 from personafl.data.images import FMNIST_FIRST, IDX_FILES, MNIST_FIRST
-from personafl.data.readers import read_idx, read_npz
+from personafl.data.readers import read_idx
 from personafl.errors import ConfigError, DataError
+from personafl.federation.npz import read_npz
 
 TRAIN, TEST = 40, 20
 

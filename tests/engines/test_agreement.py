@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
@@ -11,6 +10,7 @@ from personafl.engines import ENGINES
 from personafl.engines.stacked import StackedEngine
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models

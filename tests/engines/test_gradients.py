@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from personafl.settings import Local
 
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.engines import ENGINES
+from personafl.settings import Local
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles

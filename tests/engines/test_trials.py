@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from personafl.settings import Local
 from torch import nn
 
 import personafl as pf
@@ -17,6 +16,7 @@ from personafl.engines import Work, make_engine
 from personafl.engines.auto import ENGINES, _Trial, trials
 from personafl.engines.trials import BEHIND, LEAST, SHARE, Candidate, Clock, Stopped, Trials, Unfit
 from personafl.kernels.task import Task
+from personafl.settings import EngineSettings, Local
 
 
 class Machine:
@@ -204,7 +204,7 @@ def test_real_engines_stop_where_the_clock_says_so(sensors):
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_that_was_stopped_computes_as_before(sensors, name):
     task, federation = sensors
-    engine, _ = make_engine(name, task, federation, LOCAL, 0, threads=2)
+    engine, _ = make_engine(EngineSettings(name, threads=2), task, federation, LOCAL, 0)
     ids, sent = np.arange(6), Sent({"theta": task.theta0})
     expected = engine.run(Work(FineTune(4), 1, "train", ids, {}, sent)).own["theta"]
     calls = []

@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from personafl.kernels import convolution, stacking
 from personafl.kernels.task import Batch, Task
-from personafl.models import CNN, FEMNISTCNN, WakewordCNN
+from personafl.models import CNN, FemnistCNN, WakewordCNN
 
 CLIENTS, SAMPLES = 3, 2
 
@@ -160,7 +160,7 @@ def test_everything_else_is_left_to_vmap(module):
     [
         (CNN(), (3, 32, 32)),
         (CNN(), (28, 28)),
-        (FEMNISTCNN(hidden=8), (10, 9)),
+        (FemnistCNN(hidden=8), (10, 9)),
         (WakewordCNN(), (1, 16, 21)),
     ],
     ids=str,

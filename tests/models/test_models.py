@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from personafl.registry import checked
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, PersFL
@@ -16,16 +14,18 @@ from personafl.kernels.task import Batch, Task
 from personafl.models import (
     CNN,
     DEFAULT_MODEL,
-    FEMNISTCNN,
     MCLR,
     MLP,
     MODELS,
+    FemnistCNN,
     LinearModel,
     LSTMModel,
     Model,
     WakewordCNN,
     initialize,
 )
+from personafl.registry import checked
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
@@ -52,8 +52,8 @@ def word_vectors(words: int, features: int) -> torch.Tensor:
         (MLP(), (1, 28, 28), 10, 79_510),
         (CNN(), (3, 32, 32), 10, 62_006),
         (CNN(), (1, 28, 28), 10, 44_426),
-        (FEMNISTCNN(), (1, 28, 28), 10, 1_663_370),
-        (FEMNISTCNN(hidden=2048), (1, 28, 28), 62, 6_603_710),
+        (FemnistCNN(), (1, 28, 28), 10, 1_663_370),
+        (FemnistCNN(hidden=2048), (1, 28, 28), 62, 6_603_710),
         (LSTMModel(), (25, 300), 2, 1_098_242),
         (WakewordCNN(size="paper"), (1, 64, 100), 2, 3_025_794),
         (WakewordCNN(), (1, 64, 100), 2, 52_258),
@@ -93,10 +93,10 @@ def test_the_paper_size_of_the_wake_word_model_is_about_three_million_in_eleven_
         (CNN(), (1, 28, 28)),
         (CNN(), (28, 28)),
         (CNN(), (1, 16, 17)),
-        (FEMNISTCNN(hidden=4), (1, 28, 28)),
-        (FEMNISTCNN(hidden=4), (28, 28)),
-        (FEMNISTCNN(hidden=4), (1, 16, 8)),
-        (FEMNISTCNN(hidden=4), (2, 5, 7)),
+        (FemnistCNN(hidden=4), (1, 28, 28)),
+        (FemnistCNN(hidden=4), (28, 28)),
+        (FemnistCNN(hidden=4), (1, 16, 8)),
+        (FemnistCNN(hidden=4), (2, 5, 7)),
         (WakewordCNN(), (1, 64, 100)),
         (WakewordCNN(), (1, 32, 50)),
         (WakewordCNN(), (40, 98)),
@@ -118,8 +118,8 @@ def test_shapes_that_fit(model, shape):
         (CNN(), (1, 16, 8), "images (channels, height, width) or (height, width) of at least 16 by 16"),
         (CNN(), (32, 32, 3), "images (channels, height, width) or (height, width) of at least 16 by 16"),
         (CNN(), (64,), "images (channels, height, width) or (height, width) of at least 16 by 16"),
-        (FEMNISTCNN(), (1, 28, 3), "images (channels, height, width) or (height, width) of at least 4 by 4"),
-        (FEMNISTCNN(), (1, 1, 28, 28), "images (channels, height, width) or (height, width) of at least 4 by 4"),
+        (FemnistCNN(), (1, 28, 3), "images (channels, height, width) or (height, width) of at least 4 by 4"),
+        (FemnistCNN(), (1, 1, 28, 28), "images (channels, height, width) or (height, width) of at least 4 by 4"),
         (WakewordCNN(), (1, 64, 15), "images (channels, height, width) or (height, width) of at least 16 by 16"),
         (LSTMModel(), (1, 28, 28), "token ids (steps,) or vectors (steps, features)"),
         (LSTMModel(), (0, 5), "token ids (steps,) or vectors (steps, features)"),
@@ -133,7 +133,7 @@ def test_samples_that_a_model_cannot_read(model, shape, expected):
 
 def test_the_smallest_images_leave_one_place_for_the_linear_layers():
     assert CNN().build((1, 16, 16), 2)[7].in_features == 16
-    assert FEMNISTCNN().build((1, 4, 4), 2)[7].in_features == 64
+    assert FemnistCNN().build((1, 4, 4), 2)[7].in_features == 64
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_wake_word_model_starts_with_a_signal_at_its_output(chosen):
 
 def test_every_layer_of_the_large_models_gets_a_gradient():
     for model, shape, outputs in (
-        (WakewordCNN(size="paper"), (1, 32, 50), 2), (FEMNISTCNN(), (1, 28, 28), 10), (LSTMModel(), (25, 300), 2),
+        (WakewordCNN(size="paper"), (1, 32, 50), 2), (FemnistCNN(), (1, 28, 28), 10), (LSTMModel(), (25, 300), 2),
     ):  # fmt: skip
         task = Task(initialize(model, shape, outputs, seed=0))
         batch = Batch(torch.randn(2, *shape), torch.tensor([0, 1]), torch.ones(2), torch.tensor(0))
@@ -216,7 +216,7 @@ SMALL: dict[str, tuple[Model, tuple[int, ...]]] = {
     "mclr": (MCLR(), (6,)),
     "mlp": (MLP(hidden=(5,)), (6,)),
     "cnn": (CNN(), (1, 16, 16)),
-    "femnist-cnn": (FEMNISTCNN(hidden=4), (1, 4, 5)),
+    "femnist-cnn": (FemnistCNN(hidden=4), (1, 4, 5)),
     "lstm": (LSTMModel(hidden=8), (6,)),
     "lstm on vectors": (LSTMModel(hidden=5, layers=1), (6, 3)),
     "wakeword-cnn": (WakewordCNN(), (1, 16, 17)),

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import Algorithm
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from personafl.settings import Local
-from personafl.states import State
 
 from personafl.algorithms import SelfFL, SelfFLAug
 from personafl.algorithms.base import Context, Uploads
 from personafl.federation import Federation
+from personafl.settings import Local
+from personafl.states import State
 from personafl.training.evaluation import personal_models
 from personafl.training.runner import Runner
 from tests.oracles.quadratic import Array, Quadratics, personal, server, states, train

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local
 from safetensors import safe_open
 from torch import nn
 
@@ -23,6 +22,7 @@ from personafl.algorithms import (
     Separate,
 )
 from personafl.errors import DataError
+from personafl.settings import Local
 from tests.oracles.quadratic import quadratics
 
 LR, STEPS = 0.02, 5

@@ -6,13 +6,13 @@ import logging
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Schedule
 from torch import nn
 
 import personafl as pf
 from personafl.config import parse
 from personafl.errors import DataError, RunError
 from personafl.jobs import train_config
+from personafl.settings import Schedule
 
 QUIET = {"progress": False, "engine": "stacked", "threads": 1, "eval_every": 2}
 

@@ -10,7 +10,8 @@ import tomli_w
 
 from personafl.config import parse
 from personafl.errors import RunError
-from personafl.jobs import load_weights, train_config
+from personafl.jobs import train_config
+from personafl.models.weights import load_weights
 from personafl.runs.export import export
 from personafl.runs.run import Run, load
 from personafl.storage.folder import RunFolder

@@ -9,7 +9,8 @@ import tomli_w
 from personafl.cli.compare import write_files
 from personafl.study.equal_work import gradients_per_client
 from personafl.study.judgement import judge
-from personafl.study.plan import plan, run_plan
+from personafl.study.launch import run_plan
+from personafl.study.plan import plan
 
 TABLES = {
     "rounds": 6,

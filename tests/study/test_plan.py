@@ -9,7 +9,8 @@ from personafl.cli.compare import write_files
 from personafl.errors import ConfigError
 from personafl.study.judgement import judge
 from personafl.study.judgement import plan as module
-from personafl.study.plan import identity, plan, run_plan
+from personafl.study.launch import identity, run_plan
+from personafl.study.plan import plan
 from personafl.training.events import Listener
 
 TABLES = {

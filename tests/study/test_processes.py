@@ -2,7 +2,8 @@
 
 import pytest
 
-from personafl.study.plan import plan, run_plan
+from personafl.study.launch import run_plan
+from personafl.study.plan import plan
 from personafl.study.processes import Processes
 
 TABLES = {
@@ -19,7 +20,7 @@ def both(tmp_path_factory):
     planned = plan(TABLES, ["fedavg", "separate", "wild"], seeds=2)
     alone = run_plan(planned, folder / "alone")
     with Processes(at_once=2) as processes:
-        together = run_plan(planned, folder / "together", way=processes)
+        together = run_plan(planned, folder / "together", launcher=processes)
     return alone, together
 
 
@@ -50,7 +51,7 @@ def test_a_run_that_has_all_cores_is_the_same(both, tmp_path, monkeypatch):
     monkeypatch.setattr("personafl.study.processes.cores", lambda: 2)
     free = {**TABLES, "engine": {"name": "stacked"}}
     with Processes(1) as processes:
-        runs = run_plan(plan(free, ["fedavg"], seeds=1), tmp_path, way=processes).methods["fedavg"]
+        runs = run_plan(plan(free, ["fedavg"], seeds=1), tmp_path, launcher=processes).methods["fedavg"]
     assert runs[0].manifest["resolved"]["threads"] == 2
     twin = both[0].methods["fedavg"][0]
     assert (runs[0].path / "clients.parquet").read_bytes() == (twin.path / "clients.parquet").read_bytes()

@@ -23,9 +23,11 @@ from personafl.errors import ConfigError, RunError
 from personafl.runs.watch import lock_held
 from personafl.storage import checkpoint
 from personafl.study.judgement import ray_launcher as sweep
-from personafl.study.plan import Job, plan, run_plan
+from personafl.study.launch import run_plan
+from personafl.study.plan import PlannedRun, plan
+from personafl.study.progress import StudyProgress
 from personafl.study.ray_launcher import on_ray
-from personafl.training.events import Listener, StudyProgress
+from personafl.training.events import Listener
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'personafl[ray]'")
 
@@ -58,8 +60,8 @@ def looking_often(monkeypatch):
 
 
 def spread(planned, folder, listeners=lambda job, reused: (), **settings):
-    with on_ray(folder, **settings) as way:
-        return run_plan(planned, folder, listeners, way)
+    with on_ray(folder, **settings) as launcher:
+        return run_plan(planned, folder, listeners, launcher)
 
 
 def files(folder):
@@ -248,7 +250,7 @@ def test_every_run_that_goes_on_has_a_line_and_the_first_counts_those_that_are_o
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
 
     def listener(method, reused=False):
-        (made,) = progress.listeners(Job(method, 3, planned.job(method, 3).config), reused)
+        (made,) = progress.listeners(PlannedRun(method, 3, planned.job(method, 3).config), reused)
         return made
 
     with StudyProgress(4, Console(file=text, force_terminal=True, width=120)) as progress:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from personafl.settings import Local, Schedule
 from scipy import stats
 from torch import nn
 
@@ -20,6 +19,7 @@ from personafl.federation import Federation
 from personafl.jobs import train_config
 from personafl.kernels.task import Task
 from personafl.models import initialize
+from personafl.settings import Local, Schedule
 
 SETTINGS = {
     "rounds": 4,

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import all_models, measure, personal_models

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local
 from torch import nn
 
 from personafl.algorithms import FedAvg, PersFL
@@ -15,9 +14,11 @@ from personafl.engines.held_back import held_back
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.jobs import train
+from personafl.settings import Local
 from personafl.streams import name_key
 from personafl.study.judgement import demo
-from personafl.study.plan import Comparison, plan, run_plan
+from personafl.study.launch import Comparison, run_plan
+from personafl.study.plan import plan
 
 HALF = Local(lr=0.2, batch_size=5, steps=4, held_back=0.5)
 CLASSES = 4

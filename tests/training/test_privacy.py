@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from personafl.settings import Local
 from scipy import stats
 from scipy.special import log_ndtr
 from torch import nn
@@ -25,6 +24,7 @@ from personafl.jobs import train, train_config
 from personafl.kernels.task import Task
 from personafl.report import report_data
 from personafl.runs.run import load
+from personafl.settings import Local
 from personafl.training.accounting import epsilon
 from personafl.training.clients import LocalClients
 from personafl.training.privacy import NoiseSource, Privacy, SecureNoise

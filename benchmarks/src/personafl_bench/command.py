@@ -36,8 +36,8 @@ def bench(
 
       personafl bench --peers --picture bench.svg
     """
-    from personafl_bench import draw, find_peers, run_bench, tables
     from personafl_bench.picture import check_picture
+    from personafl_bench.run import draw, find_peers, run_bench, tables
 
     if picture is not None:
         check_picture(picture)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from personafl.settings import Local
 
 from personafl.data.partitions import PowerLaw
 from personafl.data.readers import VARIABLE
@@ -23,6 +22,7 @@ from personafl.errors import PersonaflError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
 from personafl.models import CNN, MCLR, MLP, LSTMModel, Model, initialize
+from personafl.settings import Local
 from personafl.streams import generator
 
 
@@ -124,11 +124,11 @@ class Job:
 
 
 SMALL = Job("a", "small", "100 clients × 10 steps, MLP 60-20-10", "mlp", (60,), 10, (20,), 100, 100, 10, 10, 0.03)
-MNIST = Job(
+MNIST_JOB = Job(
     "b", "mnist", "1,000 clients, 100 active × 20 steps, logistic regression 784-10",
     "mlp", (784,), 10, (), 1000, 100, 20, 10, 0.03,
 )  # fmt: skip
-CNN = Job(
+CNN_JOB = Job(
     "c", "cnn", "100 clients, 20 active × 20 steps, CNN with 62,006 parameters on 3×32×32",
     "cnn", (3, 32, 32), 10, (), 100, 20, 20, 10, 0.03,
 )  # fmt: skip
@@ -144,12 +144,12 @@ EVALUATION = Job(
     "f", "evaluation", "1,000 personal models of job b, each on its client's own test samples",
     "mlp", (784,), 10, (), 1000, 100, 20, 10, 0.03, "evaluation",
 )  # fmt: skip
-JOBS = {job.key: job for job in (SMALL, MNIST, CNN, LSTM, PERSONALIZED, EVALUATION)}
+JOBS = {job.key: job for job in (SMALL, MNIST_JOB, CNN_JOB, LSTM, PERSONALIZED, EVALUATION)}
 
 
 @cache
 def _federation(job: Job) -> Federation:
-    if job.clients == MNIST.clients and VARIABLE in os.environ:
+    if job.clients == MNIST_JOB.clients and VARIABLE in os.environ:
         try:
             return _real(job)
         except PersonaflError:

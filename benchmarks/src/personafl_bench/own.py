@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from personafl.settings import Schedule
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Ditto, FedAvg, SelfFL
 from personafl.algorithms.base import Sent
 from personafl.engines import Engine, Work, make_engine
 from personafl.engines.base import cores, reuse_memory
+from personafl.settings import EngineSettings, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.streams import generator
 from personafl.training.clients import LocalClients
@@ -59,7 +59,9 @@ def main(name: str, folder: str) -> None:
 def _engine(job: Job, threads: int) -> Engine:
     """As users get it: `auto` tries engines and thread counts on this job."""
     asked = None if threads == cores() else threads
-    engine, _ = make_engine("auto", job.task(), job.federation(), job.local, 0, threads=asked, cohort=job.active)
+    engine, _ = make_engine(
+        EngineSettings("auto", asked), job.task(), job.federation(), job.local, 0, cohort=job.active
+    )
     torch.set_num_threads(engine.threads)
     return engine
 
@@ -81,7 +83,7 @@ def _rounds(algorithm: Algorithm, job: Job, threads: int) -> None:
 def _reference(reference: references.Reference, job: Job, threads: int) -> None:
     """The same cohort again and again; what comes out is compared with the engine's once."""
     task, federation = job.task(), job.federation()
-    engine, _ = make_engine("loop", task, federation, job.local, 0)
+    engine, _ = make_engine(EngineSettings("loop"), task, federation, job.local, 0)
     ids = Schedule(activity=job.active / job.clients).cohort(0, 1, job.clients)
     own = {n: v.expand(len(ids), *v.shape).clone() for n, v in FedAvg().new_client(task.theta0).items()}
     work = Work(FedAvg(), 1, "train", ids, own, Sent({"theta": task.theta0}))

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from personafl.states import Ints
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.states import Ints
 from personafl_bench.jobs import Job
 
 Reference = Callable[[Job, Task, Federation, Tensor], Tensor]

@@ -53,7 +53,7 @@ def reproduce(
     from personafl.files import disk_errors
     from personafl.signals import exit_code, on_stop
     from personafl.study.processes import Processes
-    from personafl_papers.tables import TABLES, find, keep, missing
+    from personafl_papers.tables import TABLES, find, keep
     from personafl_papers.tables import reproduce as run_again
     from personafl_papers.tables.show import sentence, tables
 
@@ -61,7 +61,7 @@ def reproduce(
         raise ConfigError("name a table, or give --all for all of them: personafl list tables shows them")
     if keep_in is not None and quick:
         raise ConfigError("--keep is for full runs: leave out --quick")
-    names = [table] if table is not None else [name for name in TABLES if not missing(find(name))]
+    names = [table] if table is not None else [name for name in TABLES if not find(name).missing]
     if keep_in is not None:  # now, not after hours of training
         with disk_errors(keep_in, "keeping results in"):
             keep_in.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def reproduce(
     elif everything:
         out.print(_overview(found, seconds))
         for name in (name for name in TABLES if name not in names):
-            say(out, f"{name} is left out: data {', '.join(missing(find(name)))} is not here.")
+            say(out, f"{name} is left out: data {', '.join(find(name).missing)} is not here.")
     else:
         for shown in tables(found[0]):
             out.print(shown)

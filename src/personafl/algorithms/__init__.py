@@ -1,4 +1,8 @@
-"""Algorithms, one file each. To add one: write its file, and name its class here."""
+"""Algorithms, one file each.
+
+To add one to personafl: write its file, and name its class here. One of your own needs neither: give it to `train`,
+name it in a config as "package.module:Name", or let your package's entry points `personafl.algorithms` name it.
+"""
 
 from personafl.algorithms.apfl import APFL
 from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Program, Sent, Uploads
@@ -14,36 +18,22 @@ from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
 from personafl.algorithms.separate import Separate
-from personafl.settings import Local
-from personafl.states import State
+from personafl.registry import Registry, old_spellings
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Separate,
-        FedAvg,
-        FedAvgFT,
-        FedProx,
-        FedProxFT,
-        SCAFFOLD,
-        APFL,
-        Ditto,
-        PFedMe,
-        PerFedAvg,
-        FedPer,
-        FedAMP,
-        HeurFedAMP,
-        PersFL,
-        PersFLGD,
-        SelfFL,
-        SelfFLAug,
-    )
-}
+ALGORITHMS = Registry(
+    "algorithm",
+    "personafl.algorithms",
+    [
+        Separate, FedAvg, FedAvgFT, FedProx, FedProxFT, SCAFFOLD, APFL, Ditto, PFedMe, PerFedAvg, FedPer, FedAMP,
+        HeurFedAMP, PersFL, PersFLGD, SelfFL, SelfFLAug,
+    ],
+)  # fmt: skip
 
 __all__ = [
     "ALGORITHMS",
-    "Algorithm",
     "APFL",
+    "SCAFFOLD",
+    "Algorithm",
     "Context",
     "Ditto",
     "FedAMP",
@@ -54,18 +44,18 @@ __all__ = [
     "FedProxFT",
     "Gradient",
     "HeurFedAMP",
-    "Local",
+    "JobInfo",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
     "PersFLGD",
     "Program",
-    "SCAFFOLD",
     "SelfFL",
     "SelfFLAug",
     "Sent",
     "Separate",
-    "JobInfo",
-    "State",
     "Uploads",
 ]
+
+OLD_SPELLINGS = {"Apfl": "APFL", "FedAmp": "FedAMP", "HeurFedAmp": "HeurFedAMP", "Scaffold": "SCAFFOLD"}
+__getattr__ = old_spellings(__name__, OLD_SPELLINGS)

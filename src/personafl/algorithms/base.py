@@ -25,14 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.errors import ConfigError
+from personafl.settings import Local
+from personafl.states import State
 
-State = dict[str, Tensor]
 Weights = Literal["samples", "equal"]
 
 
@@ -58,68 +56,6 @@ class Validation(Protocol):
     def __call__(self, theta: Tensor) -> State:
         """Means over the client's validation samples of `loss` and of each metric; 0 for a client without any."""
         ...
-
-
-@dataclass(frozen=True)
-class Local:
-    """How clients train: the `[local]` table of a config.
-
-    Parameters
-    ----------
-    lr
-        Learning rate η of plain SGD.
-    batch_size
-        Samples per step; 0 takes all of a client's training data at every step.
-    steps, epochs
-        Local work per round, as one or the other: a number of steps, or of passes over the client's data.
-    momentum, weight_decay
-        As in `torch.optim.SGD`; momentum starts anew in every round.
-    lr_decay, lr_decay_every
-        The learning rate is multiplied by `lr_decay` after every `lr_decay_every` rounds.
-    held_back
-        Share of each client's validation samples that algorithms do not see: scores on them (`personal_held_*`) can
-        be compared between methods that choose something on validation data and methods that do not. Left out, they
-        see all of it.
-    """
-
-    lr: float = 0.05
-    batch_size: int = 10
-    steps: int | None = None
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    lr_decay_every: int = 1
-    held_back: float | None = None
-
-    def __post_init__(self) -> None:
-        check("local.lr", self.lr, 0 < self.lr < 1e38, "above 0, and no more than float32 holds")
-        check("local.batch_size", self.batch_size, self.batch_size >= 0, "at least 1, or 0 for all data at once")
-        check("local.momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        check("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
-        check("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]")
-        check("local.lr_decay_every", self.lr_decay_every, self.lr_decay_every >= 1, "at least 1 round")
-        held = self.held_back
-        check("local.held_back", held, held is None or 0 < held < 1, "above 0 and below 1, or left out")
-        for name, value in (("steps", self.steps), ("epochs", self.epochs)):
-            check(f"local.{name}", value, value is None or value >= 1, "at least 1")
-        check(
-            "local.epochs",
-            self.epochs,
-            None in (self.steps, self.epochs),
-            "left out where local.steps is given",
-        )
-
-    def rate(self, round: int) -> float:
-        """The learning rate in a round (rounds count from 1)."""
-        return self.lr * float(self.lr_decay ** ((round - 1) // self.lr_decay_every))
-
-    def default_steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of steps of each client that does not choose its own (20 where nothing is said)."""
-        if self.epochs is None:
-            return np.full(len(samples), 20 if self.steps is None else self.steps, np.int64)
-        size = np.maximum(samples, 1) if self.batch_size == 0 else np.full(len(samples), self.batch_size)
-        return np.asarray(self.epochs * -(-samples // size), np.int64)
 
 
 @dataclass(frozen=True)
@@ -448,9 +384,3 @@ class Algorithm(Program):
     def report_server(self, server: State) -> State:
         """Tensors about the federation that each evaluation writes to the run folder (collaboration weights, …)."""
         return {}
-
-
-def check(key: str, value: Any, ok: bool, expected: str) -> None:
-    """Raise a ConfigError that names the setting, its value and its range."""
-    if not ok:
-        raise ConfigError(f"{key} = {value!r}: must be {expected}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -28,8 +29,8 @@ from personafl.cli.run import run
 from personafl.cli.site import site
 from personafl.cli.watch import watch
 from personafl.version import __version__
-from personafl_bench.command import bench
-from personafl_papers.command import reproduce
+
+log = logging.getLogger("personafl")
 
 app = typer.Typer(
     name="personafl",
@@ -37,11 +38,26 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (demo, run, compare, report, watch, partition, personalize, gain, export, reproduce, bench):
+for command in (demo, run, compare, report, watch, partition, personalize, gain, export):
     app.command()(command)
 app.command("list")(list_)
 app.add_typer(deploy, name="deploy")
 app.add_typer(site, name="site")
+
+
+def _add_installed() -> None:
+    """Commands of installed packages, by their entry points `personafl.commands`; none takes the place of ours."""
+    own = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    for point in entry_points(group="personafl.commands"):
+        if point.name in own:
+            continue
+        try:
+            app.command(point.name)(point.load())
+        except Exception as error:  # whatever somebody's package raises: the other commands work without it
+            log.warning("the command %s of an installed package cannot be imported: %s", point.name, error)
+
+
+_add_installed()
 
 
 def _version(asked: bool) -> None:

@@ -16,7 +16,7 @@ from personafl.cli.console import DataDir, Json, Overrides, err, out, say
 if TYPE_CHECKING:
     from personafl.study.equal_work import EqualWork
     from personafl.study.judgement import Judgement
-    from personafl.study.plan import Comparison
+    from personafl.study.launch import Comparison
 
 
 def compare(
@@ -74,9 +74,10 @@ def compare(
     from personafl.errors import ConfigError
     from personafl.signals import exit_code, on_stop
     from personafl.study.judgement import judge
-    from personafl.study.plan import here, plan, run_plan
+    from personafl.study.launch import in_process, run_plan
+    from personafl.study.plan import plan
+    from personafl.study.progress import StudyProgress
     from personafl.study.tables import caption, sentences, terminal_tables
-    from personafl.training.events import StudyProgress
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds, equal_work)
@@ -87,8 +88,8 @@ def compare(
         with on_stop(), StudyProgress(planned.jobs(), err) as progress:
             if on == "ray":
                 from personafl.study.ray_launcher import on_ray
-            with on_ray(folder, address, at_once) if on == "ray" else nullcontext(here) as way:
-                found = run_plan(planned, folder, progress.listeners, way)
+            with on_ray(folder, address, at_once) if on == "ray" else nullcontext(in_process) as launcher:
+                found = run_plan(planned, folder, progress.listeners, launcher)
     except KeyboardInterrupt as stop:
         words = ["personafl", "compare", str(config), *(["-a", ",".join(names)] if names else [])]
         words += ["--seeds", str(seeds)]

@@ -37,9 +37,9 @@ def demo(
     from personafl.signals import exit_code, on_stop
     from personafl.study.demo import demo_plan, sentence
     from personafl.study.judgement import judge
-    from personafl.study.plan import run_plan
+    from personafl.study.launch import run_plan
+    from personafl.study.progress import StudyProgress
     from personafl.study.tables import caption, sentences, terminal_tables
-    from personafl.training.events import StudyProgress
 
     planned = demo_plan(rounds, seed, seeds)
     folder = out_folder or _next_free(Path("runs"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -51,7 +51,7 @@ def gain(
             [{k: _plain(v) for k, v in (row | more).items()} for row, more in zip(values, rows_of_check, strict=True)]
         )
         return
-    values.sort(key=lambda row: -np.nan_to_num(row["gain"], nan=-np.inf))
+    values.sort(key=lambda row: math.inf if math.isnan(row["gain"]) else -row["gain"])
     shown = values if len(values) <= 2 * rows else [*values[:rows], None, *values[-rows:]]
     table = Table("client", "samples", "steps", "σ²", "weight", "GAIN", "")
     for row in shown:
@@ -67,7 +67,7 @@ def gain(
 
 def _measured(found: Check) -> list[dict[str, Any]]:
     """What was measured of each client: its score together and alone, on which data, and the verdict on all."""
-    alone = np.full(len(found.n), np.nan) if found.alone is None else found.alone
+    alone = [math.nan] * len(found.n) if found.alone is None else found.alone
     kind = "accuracy" if found.accuracy else "loss"
     return [
         {f"{found.split}_{kind}": mine, f"{found.split}_{kind}_alone": theirs, "borne_out": found.borne_out}
@@ -76,9 +76,9 @@ def _measured(found: Check) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    plain = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(plain, float) and not np.isfinite(plain) else plain
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def _brief(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) or hasattr(value, "is_integer") else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ _ELSEWHERE = {
 
 def list_(
     what: Annotated[
-        str, typer.Argument(help="algorithms, data, partitions, models, engines or tables.", metavar="WHAT")
+        str, typer.Argument(help="algorithms, data, partitions, models, engines, or tables.", metavar="WHAT")
     ],
     name: Annotated[str | None, typer.Argument(help="Show all about one of them.", metavar="NAME")] = None,
     as_json: Json = False,
@@ -39,15 +40,17 @@ def list_(
     from personafl.engines import ENGINES
     from personafl.errors import ConfigError
     from personafl.models import MODELS
-    from personafl_papers.tables import TABLES
 
     engines: dict[str, Any] = {**ENGINES}
     kinds: dict[str, dict[str, Any]] = {
         "algorithms": dict(ALGORITHMS), "data": dict(SOURCES), "partitions": dict(PARTITIONS), "models": dict(MODELS),
-        "engines": engines, "tables": dict(TABLES),
+        "engines": engines,
     }  # fmt: skip
-    if what not in kinds:
-        raise ConfigError(f"cannot list {what!r}: known are {', '.join(kinds)}")
+    installed = {point.name: point for point in entry_points(group="personafl.lists")}
+    if what not in (*kinds, *installed):
+        raise ConfigError(f"cannot list {what!r}: known are {', '.join((*kinds, *installed))}")
+    if what in installed:
+        kinds[what] = installed[what].load()
     if name is not None and name not in kinds[what]:
         raise ConfigError(f"there is no {name!r} among the {what}: known are {', '.join(kinds[what])}")
     rows = [_describe(key, kind) for key, kind in kinds[what].items() if name in (None, key)]
@@ -76,18 +79,8 @@ def list_(
 
 
 def _describe(name: str, kind: Any) -> dict[str, Any]:
-    if hasattr(kind, "cost"):  # a table of a paper
-        from personafl_papers.tables import missing
-
-        data = ", ".join((*kind.data, *(f"({source})" for source in kind.optional))) or "drawn"
-        lacking = ", ".join(missing(kind))
-        return {
-            "name": name,
-            "about": kind.about,
-            "cost": kind.cost,
-            "data": data,
-            "here": f"no {lacking}" if lacking else "yes",
-        }
+    if hasattr(kind, "listed"):  # what an installed package lists says itself what there is to say
+        return {"name": name, **kind.listed()}
     about = next(line for line in (kind.__doc__ or "").strip().splitlines())
     if not hasattr(kind, "__dataclass_fields__"):
         return {"name": name, "about": about}

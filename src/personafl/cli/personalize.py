@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -36,17 +35,19 @@ def personalize(
 
       personafl personalize runs/mnist-ditto-0 newcomers/ --out new.safetensors
     """
+    import numpy as np
+
     from personafl.errors import DataError
     from personafl.runs.run import load
-    from personafl.training.newcomers import newcomer_engine, newcomer_federation, personalize_newcomers, read_newcomers
+    from personafl.training.newcomers import read_newcomers
 
     found = load(run_folder)
     if out_file.exists():
         raise DataError(f"{out_file} exists already: name another file with --out")
-    federation = newcomer_federation(found, read_newcomers(data))
-    models = personalize_newcomers(found, federation)
+    federation = found.newcomers(read_newcomers(data))
+    models = found.personalize_all(federation)
     found.save_models(out_file, models, federation.ids)
-    sums = newcomer_engine(found, federation).evaluate(models, np.arange(len(federation)), "test")
+    sums = found.newcomer_engine(federation).evaluate(models, np.arange(len(federation)), "test")
     rows = [
         {
             "client": name,

@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -107,6 +106,8 @@ def _row(name: str, run: Run) -> dict[str, str]:
             "global loss": "–" if common is None else f"{common:.4f}",
             "seconds": f"{seconds:.1f}",
         }
+    import numpy as np
+
     from personafl.metrics import worst_accuracy
 
     accuracy = np.array([a for a in run.clients().column("personal_accuracy").to_pylist() if a is not None])

@@ -19,8 +19,9 @@ from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.images import ROWS_AT_ONCE, check_classes
 from personafl.data.pickles import read_pickle
-from personafl.data.readers import Bytes, data_dirs, read_npz
+from personafl.data.readers import Bytes, data_dirs
 from personafl.errors import ConfigError, DataError
+from personafl.federation.npz import read_npz
 
 Normalization = Literal["half", "unit"]
 """half: x/127.5 − 1, from −1 to 1; unit: x/255, from 0 to 1."""
@@ -160,7 +161,7 @@ class Cifar:
 
 _NPZ_SHAPES: dict[str, tuple[int | None, ...]] = {"x": (None, 32, 32, 3), "y": (None,)}
 _TEN = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-CIFAR10 = Cifar(
+CIFAR10_FILES = Cifar(
     "cifar10",
     10,
     (
@@ -174,7 +175,7 @@ CIFAR10 = Cifar(
         170.5,
     ),
 )
-CIFAR100 = Cifar(
+CIFAR100_FILES = Cifar(
     "cifar100",
     100,
     (

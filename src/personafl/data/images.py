@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from personafl.data.cache import Arrays, prepared
 from personafl.data.fetch import Remote, fetch
-from personafl.data.readers import Bytes, data_dirs, read_idx, read_npz
+from personafl.data.readers import Bytes, data_dirs, read_idx
 from personafl.errors import ConfigError, DataError
+from personafl.federation.npz import read_npz
 
 Normalization = Literal["fedprox", "unit"]
 """fedprox: (x − mean)/(std + 0.001), each pixel by its mean and standard deviation over the pool; unit: x/255."""
@@ -106,7 +107,7 @@ def _remotes(folder: str, mirror: str, checksums: Sequence[tuple[str, float]]) -
     )
 
 
-MNIST = MnistFormat(
+MNIST_FILES = MnistFormat(
     "mnist",
     "mnist.npz",
     ("MNIST/raw", "mnist"),
@@ -122,7 +123,7 @@ MNIST = MnistFormat(
         ),
     ),
 )
-FMNIST = MnistFormat(
+FMNIST_FILES = MnistFormat(
     "fmnist",
     "fashion_mnist.npz",
     ("FashionMNIST/raw", "fashion_mnist"),

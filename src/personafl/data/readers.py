@@ -7,33 +7,30 @@ the length of the file first.
 import gzip
 import math
 import os
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from personafl.data.cache import cache_dir
 from personafl.errors import DataError
+from personafl.federation.npz import (
+    MOST_INFLATION,
+    UNREADABLE,
+    UNREADABLE_ZIP,
+    Shape,
+    check_member,
+    check_shape,
+    damaged,
+)
 
 VARIABLE = "PERSONAFL_DATA"
 """The environment variable with the directory of the user's data sets; `--data-dir` on the command line sets it."""
 
 Bytes = NDArray[np.uint8]
-Shape = tuple[int | None, ...]
-"""The shape that an array must have; None stands for any length of at least 1."""
-
-_UNREADABLE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile)
-_UNREADABLE_ZIP = (*_UNREADABLE, RuntimeError)  # encryption, compression that zipfile does not know
-# What a damaged .npz makes numpy raise besides: unknown versions, headers that are no Python.
-_UNREADABLE_NPZ = (*_UNREADABLE_ZIP, TypeError, AttributeError, SyntaxError, tokenize.TokenError)
-_MOST_INFLATION = 1032  # deflate makes no byte of a file into more bytes than this
 _PIECE = 1 << 20
-_KINDS = {"u": "unsigned integers", "i": "integers", "f": "floats", "S": "bytes", "b": "booleans", "U": "text"}
 _IDX_TYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
 
 
@@ -67,8 +64,8 @@ def read_idx(file: Path, shape: Shape, most: int) -> Bytes:
     try:
         with open(file, "rb") as stream:
             return _unpack_idx(str(file), stream, os.fstat(stream.fileno()).st_size, shape, most)
-    except _UNREADABLE as error:
-        raise _damaged(file, error) from error
+    except UNREADABLE as error:
+        raise damaged(file, error) from error
 
 
 def read_zipped_idx(file: Path, member: str, shape: Shape, most: int) -> Bytes:
@@ -78,11 +75,11 @@ def read_zipped_idx(file: Path, member: str, shape: Shape, most: int) -> Bytes:
             named = [info for info in archive.infolist() if PurePosixPath(info.filename).name == member]
             if not named:
                 raise DataError(f"{file} has no member {member}; is it another .zip?")
-            _check_member(f"{file}: {member}", named[0])
+            check_member(f"{file}: {member}", named[0])
             with archive.open(named[0]) as stream:
                 return _unpack_idx(f"{file}: {member}", stream, named[0].file_size, shape, most)
-    except _UNREADABLE_ZIP as error:
-        raise _damaged(file, error) from error
+    except UNREADABLE_ZIP as error:
+        raise damaged(file, error) from error
 
 
 def read_lines(file: Path, most: int) -> list[bytes]:
@@ -90,38 +87,11 @@ def read_lines(file: Path, most: int) -> list[bytes]:
     try:
         with open(file, "rb") as stream, _unpacked(stream)[0] as text:
             content = text.read(most + 1)
-    except _UNREADABLE as error:
-        raise _damaged(file, error) from error
+    except UNREADABLE as error:
+        raise damaged(file, error) from error
     if len(content) > most:
         raise DataError(f"{file} is longer than the expected {most} bytes at most, so it is another file")
     return content.splitlines()
-
-
-def npz_names(file: Path) -> list[str]:
-    """What an .npz file calls its arrays."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except _UNREADABLE_NPZ as error:
-        raise _damaged(file, error) from error
-
-
-def read_npz(file: Path, arrays: Mapping[str, Shape | None], kinds: str = "u") -> dict[str, NDArray[Any]]:
-    """These arrays of an .npz file, if they have these shapes (None: any) and a dtype of one of these kinds."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            held = {info.filename: info for info in archive.infolist()}
-            if lacking := [name for name in arrays if f"{name}.npy" not in held]:
-                found = ", ".join(name.removesuffix(".npy") for name in held) or "none"
-                raise DataError(f"{file} has no array {lacking[0]!r}; expected {', '.join(arrays)}, found {found}")
-            if any(held[f"{name}.npy"].compress_size > file.stat().st_size for name in arrays):
-                raise DataError(f"{file} claims to hold more bytes than it has; get the file again")
-            return {
-                name: _read_npy(f"{file}: {name}", archive, held[f"{name}.npy"], shape, kinds)
-                for name, shape in arrays.items()
-            }
-    except _UNREADABLE_NPZ as error:
-        raise _damaged(file, error) from error
 
 
 def _unpacked(stream: IO[bytes]) -> tuple[IO[bytes], bool]:
@@ -143,9 +113,9 @@ def _unpack_idx(what: str, packed: IO[bytes], length: int, shape: Shape, most: i
     if len(sizes) < 4 * magic[3]:
         raise DataError(f"{what} is truncated: it ends inside its header; get the file again")
     found = tuple(np.frombuffer(sizes, ">u4").tolist())
-    _check_shape(what, found, shape)
+    check_shape(what, found, shape)
     promised = math.prod(found)
-    present = length * _MOST_INFLATION if is_packed else length - 4 - 4 * magic[3]
+    present = length * MOST_INFLATION if is_packed else length - 4 - 4 * magic[3]
     if promised > present:
         raise DataError(f"{what} is truncated: its header promises {promised} bytes that are not there; get it again")
     if found[0] > most:
@@ -160,52 +130,3 @@ def _unpack_idx(what: str, packed: IO[bytes], length: int, shape: Shape, most: i
     if stream.read(1):
         raise DataError(f"{what} is longer than the {promised} bytes that its header promises; get the file again")
     return array.reshape(found)
-
-
-def _read_npy(
-    what: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, shape: Shape | None, kinds: str
-) -> NDArray[Any]:
-    """Compare an array's header with what is expected and with the length of its entry; only then read the values."""
-    _check_member(what, info)
-    with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read_header is None:
-            raise DataError(f"{what} has the unknown npy version {version}")
-        found, _, dtype = read_header(stream)
-        start = stream.tell()
-    if dtype.kind not in kinds:
-        raise DataError(f"{what} holds {dtype} values, expected {' or '.join(_KINDS[kind] for kind in kinds)}")
-    _check_shape(what, found, shape)
-    promised = start + math.prod(found) * dtype.itemsize
-    if promised != info.file_size:
-        raise DataError(f"{what} is {info.file_size} bytes long and its header promises {promised}; get the file again")
-    with archive.open(info) as stream:
-        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
-
-
-def _check_member(what: str, info: zipfile.ZipInfo) -> None:
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{what} is compressed in an unusual way; pack it with deflate, as numpy.savez_compressed does")
-    if info.file_size > max(info.compress_size, 1) * _MOST_INFLATION:
-        raise DataError(f"{what} claims {info.file_size} bytes in {info.compress_size} packed ones; get the file again")
-
-
-def _check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
-    if shape is None and min(found, default=0) >= 0:
-        return
-    shape = shape or ()
-    fits = len(found) == len(shape) and all(
-        have == want or (want is None and have >= 1) for have, want in zip(found, shape, strict=True)
-    )
-    if not fits:
-        expected = ", ".join("N" if size is None else str(size) for size in shape)
-        raise DataError(f"{what} has shape {tuple(found)}, expected ({expected}{',' if len(shape) == 1 else ''})")
-
-
-def _damaged(file: Path, error: BaseException) -> DataError:
-    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return DataError(f"cannot read {file}: {reason[:200]}; get the file again")

@@ -19,7 +19,7 @@ from personafl.engines.trials import Candidate, Check, Trials, Unfit
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
-from personafl.settings import Local
+from personafl.settings import EngineSettings, Local
 from personafl.states import State
 
 VMAP_NEEDS, VMAP_SECONDS = "torch.fx.experimental.symbolic_shapes", 2.0
@@ -38,14 +38,11 @@ class Choice:
 
 
 def make_engine(
-    name: str,
+    settings: EngineSettings,
     task: Task,
     federation: Federation,
     local: Local,
     seed: int,
-    memory: int = 1024,
-    threads: int | None = None,
-    device: str = "cpu",
     cohort: int = 16,
     rounds: int = 0,
 ) -> tuple[Engine, Choice]:
@@ -53,6 +50,8 @@ def make_engine(
 
     Parameters
     ----------
+    settings
+        Its name, and what it may use.
     cohort, rounds
         The run that it is for: trials may cost a small share of it. Left out, they are short.
 
@@ -61,6 +60,7 @@ def make_engine(
     ModelError
         `stacked` is asked for by name and the model cannot be stacked.
     """
+    name, memory, threads, device = settings.name, settings.memory, settings.threads, settings.device
     x, y = federation.x[:2].to(device), federation.y[:2].to(device)
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
@@ -72,7 +72,7 @@ def make_engine(
             f"{type(task.template).__name__} cannot run on the {name} engine ({why_not}): use engine = 'loop'"
         )
     if name == "auto":
-        tried = trials(task, federation, local, seed, memory, threads, device, cohort, rounds)
+        tried = trials(settings, task, federation, local, seed, cohort, rounds)
         best = tried.fastest()
         choice = Choice(best.name, best.threads, tried.reason())
     else:
@@ -82,10 +82,11 @@ def make_engine(
 
 
 def trials(
-    task: Task, federation: Federation, local: Local, seed: int, memory: int = 1024, threads: int | None = None,
-    device: str = "cpu", cohort: int = 16, rounds: int = 0,
+    settings: EngineSettings, task: Task, federation: Federation, local: Local, seed: int, cohort: int = 16,
+    rounds: int = 0,
 ) -> Trials:  # fmt: skip
     """Every engine and number of threads that this machine offers, ready to be tried on steps of SGD."""
+    memory, threads, device = settings.memory, settings.threads, settings.device
     sizes = federation.sizes("train")
     # Clients of middling size stand for all; a few are enough to see what stacking brings.
     by_size = np.argsort(sizes, kind="stable")

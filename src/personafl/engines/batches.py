@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from personafl.states import Ints
 from personafl.streams import Key, mix
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""The clients' data: `Federation`, how it is made of what people bring, checked, divided, saved and looked at."""
+
+from personafl.federation.federation import DEFAULT_SPLITS, Federation
+
+__all__ = ["DEFAULT_SPLITS", "Federation"]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from personafl.errors import DataError
-
-if TYPE_CHECKING:
-    from personafl.federation import Federation
+from personafl.federation.arrays import Stored
 
 
-def check_structure(fed: Federation) -> None:
+def check_structure(fed: Stored) -> None:
     """The ids are unique, the types are the store's, the bounds cut the samples into clients that can all train."""
     clients, samples, bounds = len(fed.ids), len(fed.x), fed.bounds
     if clients == 0:
@@ -60,7 +57,7 @@ def check_structure(fed: Federation) -> None:
             raise DataError(f"truth {what!r} must be numbers with first dimension {clients}, one row a client")
 
 
-def check_tables(fed: Federation) -> None:
+def check_tables(fed: Stored) -> None:
     """Tables have names and values that can be used; where one is called embedding, x are numbers of its rows."""
     for what, table in fed.tables.items():
         if not what.isidentifier():  # it becomes a file name
@@ -80,7 +77,7 @@ def check_tables(fed: Federation) -> None:
         raise DataError(f"x outside 0..{rows - 1}, the rows of the table 'embedding', in {culprits}")
 
 
-def check_labels(fed: Federation) -> None:
+def check_labels(fed: Stored) -> None:
     """Labels are classes 0, 1, … below `classes`, or finite regression targets."""
     if fed.y.is_floating_point():
         if fed.classes is not None:
@@ -103,7 +100,7 @@ def check_labels(fed: Federation) -> None:
         )
 
 
-def check_class_names(fed: Federation) -> None:
+def check_class_names(fed: Stored) -> None:
     """Where classes have names, each has one of its own."""
     if fed.labels is None:
         return
@@ -115,7 +112,7 @@ def check_class_names(fed: Federation) -> None:
         raise DataError(f"{many(len(fed.labels), 'label')} for {fed.classes} classes; give the name of each class")
 
 
-def check_finite(fed: Federation, values: torch.Tensor, what: str) -> None:
+def check_finite(fed: Stored, values: torch.Tensor, what: str) -> None:
     """No value is NaN or infinite."""
     # One NaN or infinity makes the sum NaN or infinite: the usual case costs one pass and no memory.
     if not values.is_floating_point() or np.isfinite(values.numpy().sum(dtype=np.float64)):
@@ -125,12 +122,12 @@ def check_finite(fed: Federation, values: torch.Tensor, what: str) -> None:
         raise DataError(f"NaN or infinite {what} in {_culprits(fed, bad, 'value')}; clean or leave them out")
 
 
-def owners(fed: Federation) -> NDArray[np.int64]:
+def owners(fed: Stored) -> NDArray[np.int64]:
     """The position of each sample's client, (N,)."""
     return np.repeat(np.arange(len(fed)), fed.bounds[:, 3] - fed.bounds[:, 0])
 
 
-def _culprits(fed: Federation, wrong: NDArray[np.bool_], unit: str) -> str:
+def _culprits(fed: Stored, wrong: NDArray[np.bool_], unit: str) -> str:
     """Which clients have wrong values, and how many."""
     counts = np.bincount(owners(fed), weights=wrong.reshape(len(wrong), -1).sum(axis=1), minlength=len(fed)).astype(int)
     clients = np.flatnonzero(counts)

@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from personafl.errors import ConfigError, DataError
-from personafl.federation import datasets as federation_datasets
-from personafl.federation import folders as federation_files
-from personafl.federation import tabular as federation_tables
+from personafl.federation import datasets, folders, tabular
 from personafl.federation.arrays import (
     SPLITS,
     Array,
@@ -41,13 +39,11 @@ from personafl.federation.checks import (
     check_tables,
     owners,
 )
+from personafl.federation.partition import Partition
 from personafl.federation.scaling import standardized
 from personafl.federation.splits import bounds_of, dealt_samples, groups_of_clients, natural_clients, split_samples
 from personafl.federation.tabular_files import open_table
 from personafl.streams import generator, name_key
-
-if TYPE_CHECKING:
-    from personafl.data.partitions import Partition
 
 DEFAULT_SPLITS = (0.7, 0.1, 0.2)
 ROWS_AT_ONCE = 4_096
@@ -136,6 +132,11 @@ class Federation:
         sizes.setflags(write=False)
         return sizes
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample: one a class, or the size of a target."""
+        return self.classes or int(np.prod(self.y.shape[1:]))
+
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
         """The random-number key of each client, (M,): it depends on the client's name only."""
@@ -167,9 +168,9 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that training can see; equal for equal data on every machine."""
-        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *federation_files.tables_of(self)]
+        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.tables_of(self)]
         labels = [self.ids, self.groups, self.classes, *([sorted(self.tables)] if self.tables else [])]
-        return federation_files.digest(arrays, labels)
+        return folders.digest(arrays, labels)
 
     def summary(self) -> dict[str, Any]:
         """Numbers that describe the federation: how many clients and samples, how they are spread.
@@ -197,7 +198,7 @@ class Federation:
         x: Any,
         y: Any,
         *,
-        partition: "Partition | None" = None,
+        partition: Partition | None = None,
         clients: Any = None,
         groups: Any = None,
         splits: Sequence[float] = DEFAULT_SPLITS,
@@ -355,7 +356,7 @@ class Federation:
         ...     Federation.from_folder(folder).ids
         ('phone-2', 'phone-10')
         """
-        data, groups = federation_files.read_folder(Path(path))
+        data, groups = folders.read_folder(Path(path))
         return cls.from_clients(
             data,
             groups=groups or None,
@@ -372,12 +373,12 @@ class Federation:
         *,
         label: str,
         client: str | None = None,
-        partition: "Partition | None" = None,
+        partition: Partition | None = None,
         features: str | Sequence[str] | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         split: str | None = None,
-        normalize: federation_tables.Normalization = "none",
+        normalize: tabular.Normalization = "none",
         splits: Sequence[float] = DEFAULT_SPLITS,
         seed: int = 0,
         classes: int | None = None,
@@ -421,10 +422,11 @@ class Federation:
         >>> fed.ids, fed.labels, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
-        columns = federation_tables.Columns(label, client, features, categorical, group, split)
-        rows = federation_tables.read_rows([open_table(table)], columns)
+        columns = tabular.Columns(label, client, features, categorical, group, split)
+        rows = tabular.read_rows([open_table(table)], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
-        return rows.federation(cls, partition, splits, seed, classes, name, normalize)
+        made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize)
+        return made
 
     @classmethod
     def from_datasets(
@@ -458,7 +460,7 @@ class Federation:
         >>> Federation.from_datasets({"ann": ann}).sizes("train").tolist()
         [7]
         """
-        read = {str(client): federation_datasets.read_client(str(client), brought) for client, brought in data.items()}
+        read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
             read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, labels=labels
         )
@@ -470,11 +472,11 @@ class Federation:
         *,
         label: str = "label",
         client: str | None = None,
-        partition: "Partition | None" = None,
+        partition: Partition | None = None,
         features: str | Sequence[str] | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
-        normalize: federation_tables.Normalization = "none",
+        normalize: tabular.Normalization = "none",
         splits: Sequence[float] = DEFAULT_SPLITS,
         seed: int = 0,
         classes: int | None = None,
@@ -491,9 +493,11 @@ class Federation:
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
             width) in 0 to 1. A `ClassLabel`'s names become `labels`.
         """
-        columns = federation_tables.Columns(label, client, features, categorical, group)
-        rows = federation_tables.read_rows(federation_datasets.huggingface_tables(dataset, label), columns)
-        return rows.federation(cls, partition, splits, seed, classes, name or "huggingface", normalize)
+        columns = tabular.Columns(label, client, features, categorical, group)
+        rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
+        name = name or "huggingface"
+        made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize)
+        return made
 
     def standardized(self) -> "Federation":
         """This federation with each feature's training samples, all clients' together, at mean 0 and variance 1.
@@ -512,7 +516,7 @@ class Federation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the federation to a new folder, whole or not at all; `load` reads it back."""
-        federation_files.save(self, Path(path))
+        folders.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Federation":
@@ -535,7 +539,8 @@ class Federation:
         ...     Federation.load(Path(folder, "mine"), verify=True).fingerprint == fed.fingerprint
         True
         """
-        return federation_files.load(cls, Path(path), verify)
+        loaded: Federation = folders.load(cls, Path(path), verify)
+        return loaded
 
 
 def _spread(values: Indices) -> dict[str, float]:

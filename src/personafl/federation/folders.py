@@ -12,19 +12,17 @@ import zipfile
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import torch
 
 from personafl.errors import DataError
-from personafl.federation.arrays import SPLITS, Array, Pair
+from personafl.federation.arrays import SPLITS, Array, Pair, Stored
 from personafl.federation.checks import listing
+from personafl.federation.npz import npz_names, read_npz
 from personafl.federation.splits import natural_order
-
-if TYPE_CHECKING:
-    from personafl.federation import Federation
 
 FORMAT = "personafl-federation"
 FILE = "federation.json"
@@ -55,7 +53,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return data, groups
 
 
-def save(fed: Federation, folder: Path) -> None:
+def save(fed: Stored, folder: Path) -> None:
     """Write a federation to a new folder, whole or not at all."""
     if folder.exists():
         raise DataError(f"{folder} exists already; save to a path that does not")
@@ -89,7 +87,7 @@ def save(fed: Federation, folder: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def load(make: type[Federation], folder: Path, verify: bool) -> Federation:
+def load(make: Any, folder: Path, verify: bool) -> Any:
     """Read what `save` wrote. The features are mapped, and read only to verify them."""
     described = _read_description(folder)
     try:
@@ -132,19 +130,19 @@ def digest(arrays: Iterable[Array], labels: Any) -> str:
     return digest.hexdigest()
 
 
-def tables_of(fed: Federation) -> list[Array]:
+def tables_of(fed: Stored) -> list[Array]:
     """The tables in the order of their names."""
     return [fed.tables[what].numpy() for what in sorted(fed.tables)]
 
 
-def _labels(fed: Federation) -> dict[str, Any]:
+def _labels(fed: Stored) -> dict[str, Any]:
     labels = {what: getattr(fed, what) for what in ("name", "ids", "groups", "classes", "notes")}
     # Only where there are any, so that federations saved before there were tables or names stay readable.
     labels |= {"truth": sorted(fed.truth)} | ({"tables": sorted(fed.tables)} if fed.tables else {})
     return labels | ({} if fed.labels is None else {"labels": fed.labels})
 
 
-def _check(fed: Federation) -> str:
+def _check(fed: Stored) -> str:
     """A SHA-256 of all but the values of x, so that checking it reads nothing large."""
     arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth)), *tables_of(fed)]
     return digest(arrays, [_labels(fed), str(fed.x.dtype), list(fed.x.shape)])
@@ -161,8 +159,6 @@ def _sync(path: Path) -> None:
 
 def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:
     """A client's (x, y) or its splits, and its group if the file names one."""
-    from personafl.data.readers import npz_names, read_npz  # personafl.data imports the federation
-
     names = set(npz_names(file))
     pairs = {split: (f"x_{split}", f"y_{split}") for split in SPLITS}
     known = {what for pair in pairs.values() for what in pair}

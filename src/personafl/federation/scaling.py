@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from personafl.errors import ConfigError
-from personafl.federation.arrays import Array
+from personafl.federation.arrays import Array, Stored
 
-if TYPE_CHECKING:
-    from personafl.federation import Federation
+Fed = TypeVar("Fed", bound=Stored)
 
 _ROWS_AT_ONCE = 4_096
 
 
-def standardized(fed: Federation) -> Federation:
+def standardized(fed: Fed) -> Fed:
     """(x − mean)/std with the mean and standard deviation of each feature over all clients' training samples."""
     if "embedding" in fed.tables:
         raise ConfigError("normalize = 'standard': x are the rows of a table, not measurements; use none")
@@ -34,7 +33,7 @@ def standardized(fed: Federation) -> Federation:
     return standardized_as(fed, fed.tables | tables)
 
 
-def standardized_as(fed: Federation, tables: Mapping[str, torch.Tensor]) -> Federation:
+def standardized_as(fed: Fed, tables: Mapping[str, torch.Tensor]) -> Fed:
     """(x − mean)/std by the tables of another federation: for clients that join later. Without these, as it is."""
     if not {"mean", "std"} <= tables.keys():
         return fed
@@ -42,10 +41,12 @@ def standardized_as(fed: Federation, tables: Mapping[str, torch.Tensor]) -> Fede
     x = np.empty(fed.x.shape, np.float32)
     for start in range(0, len(x), _ROWS_AT_ONCE):
         x[start : start + _ROWS_AT_ONCE] = (fed.x[start : start + _ROWS_AT_ONCE].numpy() - mean) / std
-    return replace(fed, x=torch.from_numpy(x), tables=dict(tables))
+    whole: Any = fed
+    made: Fed = replace(whole, x=torch.from_numpy(x), tables=dict(tables))
+    return made
 
 
-def _training(fed: Federation) -> Iterator[Array]:
+def _training(fed: Stored) -> Iterator[Array]:
     """The training samples of all clients, some at a time, in double precision."""
     is_training = np.zeros(len(fed.x), bool)
     for start, end in zip(fed.starts("train"), fed.starts("val"), strict=True):

@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import SPLITS, Indices, stored_features, stored_labels
 from personafl.federation.checks import listing
+from personafl.federation.partition import Partition
 from personafl.federation.splits import bounds_of, groups_of_clients, split_samples
 from personafl.federation.tabular_columns import (
     Place,
@@ -28,10 +29,6 @@ from personafl.federation.tabular_columns import (
     text,
 )
 from personafl.federation.tabular_files import ROWS_AT_ONCE, Table
-
-if TYPE_CHECKING:
-    from personafl.data.partitions import Partition
-    from personafl.federation import Federation
 
 Normalization = Literal["none", "standard"]
 """standard: (x − mean)/std, each feature by the mean and standard deviation of all clients' training samples."""
@@ -103,14 +100,14 @@ class Rows:
 
     def federation(
         self,
-        make: type[Federation],
+        make: Any,
         partition: Partition | None,
         splits: Sequence[float],
         seed: int,
         classes: int | None,
         name: str,
         normalize: Normalization,
-    ) -> Federation:
+    ) -> Any:
         """The federation of these rows: by a partition, by a split column, or by shares."""
         check_normalization(normalize)
         if partition is None and not self.ids:

@@ -1,7 +1,7 @@
 """Models by name: frozen dataclasses of their settings that build an `nn.Module` for a data set.
 
 Models made of `nn.Sequential`, linear layers, LSTM layers and activations take the fastest path of the stacked engine;
-any other module works too.
+any other module works too. A package of yours adds more by the entry points `personafl.models`.
 """
 
 from __future__ import annotations
@@ -12,35 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from personafl.models.base import Model
-from personafl.models.cnn import CNN, FEMNISTCNN
+from personafl.models.cnn import CNN, FemnistCNN
 from personafl.models.linear import MCLR, MLP, LinearModel
+from personafl.models.lstm import LSTMModel
+from personafl.registry import Registry, old_spellings
 from personafl.streams import stream_key
-from personafl_papers.models.lstm import LSTMModel
-from personafl_papers.models.wakeword import WakewordCNN
 
 __all__ = [
-    "DEFAULT_MODEL", "MODELS", "CNN", "FEMNISTCNN", "LinearModel", "LSTMModel", "MCLR", "MLP", "Model", "WakewordCNN",
+    "CNN",
+    "MCLR",
+    "MLP",
+    "MODELS",
+    "FemnistCNN",
+    "LSTMModel",
+    "LinearModel",
+    "Model",
+    "default_model",
     "initialize",
-]  # fmt: skip
+]
 
-MODELS: dict[str, type[Model]] = {
-    model.name: model for model in (MCLR, MLP, CNN, FEMNISTCNN, LSTMModel, WakewordCNN, LinearModel)
-}
+MODELS = Registry("model", "personafl.models", [MCLR, MLP, CNN, FemnistCNN, LSTMModel, LinearModel])
 
-DEFAULT_MODEL = {
-    "digits": "mlp",
-    "gaussian": "linear",
-    "synthetic": "mclr",
-    "mnist": "mclr",
-    "fmnist": "mlp",
-    "emnist": "mclr",
-    "letters": "mclr",
-    "cifar10": "cnn",
-    "cifar100": "cnn",
-    "sent140": "lstm",
-    "wakeword": "wakeword-cnn",
-}
-"""What is taken for a data set where the config names no model."""
+__getattr__ = old_spellings(
+    __name__, {"Cnn": "CNN", "FemnistCnn": "FemnistCNN", "LstmModel": "LSTMModel", "Mclr": "MCLR", "Mlp": "MLP"}
+)
 
 
 def initialize(
@@ -56,3 +51,13 @@ def initialize(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream_key(seed, "model")) & 0x7FFFFFFFFFFFFFFF)
         return model.build(shape, outputs, tables)
+
+
+def default_model(shape: Sequence[int]) -> Model:
+    """What is taken for data of one's own where the config names no model: `cnn` for images, else `mlp`.
+
+    >>> default_model((3, 32, 32)).name, default_model((30,)).name
+    ('cnn', 'mlp')
+    """
+    is_image = len(shape) == 3 and min(shape[1:]) >= 16  # the least that cnn can read
+    return CNN() if is_image else MLP()

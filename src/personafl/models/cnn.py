@@ -37,13 +37,13 @@ class CNN:
 
 
 @dataclass(frozen=True)
-class FEMNISTCNN:
+class FemnistCNN:
     """Two wide convolutions and two linear layers: FedAvg's CNN for MNIST, with hidden = 2048 LEAF's for FEMNIST.
 
     32 and 64 channels of 5x5 that keep the image's size, each with ReLU and 2x2 max-pooling (McMahan et al. 2017;
     Caldas et al. 2018).
 
-    >>> sum(p.numel() for p in FEMNISTCNN().build((28, 28), 10).parameters())
+    >>> sum(p.numel() for p in FemnistCNN().build((28, 28), 10).parameters())
     1663370
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.engines.loop import LoopEngine
 from personafl.errors import DataError, RunError
+from personafl.federation import Federation
 from personafl.files import write_atomically
 from personafl.kernels.task import LOSSES, Task
 from personafl.models import MODELS, initialize
-from personafl.registry import choose
+from personafl.registry import checked, choose
+from personafl.settings import Local
+from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
 from personafl.training.newcomers import newcomer_federation, personalize_newcomers
 
@@ -145,8 +150,25 @@ class Run:
         The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
         nothing of the run is changed.
         """
-        federation = newcomer_federation(self, {"newcomer": (_array(x), _array(y))})
-        return self.task.module(personalize_newcomers(self, federation)[0])
+        federation = self.newcomers({"newcomer": (_array(x), _array(y))})
+        return self.task.module(self.personalize_all(federation)[0])
+
+    def newcomers(self, data: dict[str, Any]) -> Federation:
+        """The data of newcomers {id: (x, y)}, checked against the model of the run."""
+        return newcomer_federation(data, self.algorithm, self.manifest["resolved"], self.tables)
+
+    def personalize_all(self, federation: Federation) -> Tensor:
+        """As `personalize`, for all newcomers of a federation: a parameter vector for each, (K, P)."""
+        found = checkpoint.latest(self.folder.checkpoints, clients=False)
+        if found is None:
+            raise RunError(f"{self.path} has no checkpoint yet: nothing to personalize from")
+        clients = int(self.manifest["resolved"]["clients"])
+        return personalize_newcomers(self.algorithm, self.newcomer_engine(federation), found, clients)
+
+    def newcomer_engine(self, federation: Federation) -> LoopEngine:
+        """An engine with the settings that the run's clients trained by; newcomers choose on all validation data."""
+        local = replace(checked(Local, "local", self.manifest["local"]), held_back=None)
+        return LoopEngine(self.task, federation, local, int(self.manifest["seed"]))
 
     def save_models(self, path: Path, theta: Tensor, clients: Sequence[str]) -> None:
         """Write models (K, P) in the form of models/personal.safetensors: parameters with an axis for the clients."""
@@ -165,7 +187,7 @@ class Run:
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
-            found: Algorithm = choose("algorithm", self.manifest["algorithm"], ALGORITHMS, None)
+            found: Algorithm = choose("algorithm", self.manifest["algorithm"], ALGORITHMS, None, imports=False)
             self._algorithm = found
         return self._algorithm
 
@@ -189,7 +211,11 @@ class Run:
                 if "class" in self.manifest["model"]:
                     raise RunError(f"{self.path} trained a {self.manifest['model']['class']}: give it as module=…")
                 model = choose(
-                    "model", {k: v for k, v in self.manifest["model"].items() if k != "weights"}, MODELS, None
+                    "model",
+                    {k: v for k, v in self.manifest["model"].items() if k != "weights"},
+                    MODELS,
+                    None,
+                    imports=False,
                 )
                 module = initialize(
                     model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.tables
@@ -207,9 +233,13 @@ class Run:
         return safe_open(path, "pt")
 
 
-def load(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
+def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
     """Open a run folder. Nothing in it is executed."""
     return Run(path, module, algorithm)
+
+
+load = load_run
+"""As it was called in earlier versions."""
 
 
 def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from personafl import metrics
 from personafl.runs.run import Run
 from personafl.study.differences import LEVEL
 from personafl.study.judgement import accuracy_of
-from personafl.study.plan import HELD_BACK, Comparison, Plan, plan
+from personafl.study.launch import Comparison
+from personafl.study.plan import HELD_BACK, Plan, plan
 
 METHODS = ("selffl", "fedamp", "persfl", "ditto", "fedavg", "separate")
 

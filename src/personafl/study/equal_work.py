@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from personafl.runs.run import Run
 from personafl.settings import Local
-
-if TYPE_CHECKING:
-    from personafl.study.plan import Job, Plan
+from personafl.study.plan import TRIES, Plan, PlannedRun
 
 NEAR = 0.05
 """How far from the budget is near enough."""
-TRIES = 3
-"""How often a method is run with the first seed to come near it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class EqualWork:
 
 
 def equalize(
-    planned: Plan, settings: Mapping[str, Mapping[str, Any]], runs: Callable[[Sequence[Job]], list[Run | None]]
+    planned: Plan, settings: Mapping[str, Mapping[str, Any]], runs: Callable[[Sequence[PlannedRun]], list[Run | None]]
 ) -> tuple[EqualWork, dict[str, dict[str, Any]]]:
     """Find settings by which all methods do equal work, with the first seed.
 
@@ -113,7 +109,7 @@ def measured(equal: EqualWork, methods: Mapping[str, Mapping[int, Run]]) -> Equa
     return replace(equal, methods=work)
 
 
-def scaled(job: Job, run: Run, budget: float) -> dict[str, Any]:
+def scaled(job: PlannedRun, run: Run, budget: float) -> dict[str, Any]:
     """The setting, with a dotted key, that brings a method near the budget; {} where it is the one that it has."""
     work, before = gradients_per_client(run), _gradients_before_evaluation(run)
     if work <= before:

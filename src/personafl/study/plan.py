@@ -1,4 +1,4 @@
-"""Several methods, several seeds, one config: run what is missing, reuse what exists."""
+"""What a comparison does: several methods, several seeds, one config, and the values that are searched."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ import itertools
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from personafl.algorithms import ALGORITHMS
 from personafl.config import Config, for_method, parse
-from personafl.errors import ConfigError, PersonaflError, RunError
-from personafl.federation import Federation
-from personafl.jobs import train_config
-from personafl.runs.run import Run
-from personafl.storage.folder import RunFolder
-from personafl.study.equal_work import TRIES, EqualWork, equalize, measured
-from personafl.training.events import Listener
-from personafl.version import __version__
+from personafl.errors import ConfigError
 
 log = logging.getLogger("personafl")
 
@@ -32,12 +20,15 @@ REFERENCES = ("separate", "fedavg")
 """Training alone and one global model: what the quality of improvement (QoI) is measured against."""
 
 
+TRIES = 3
+"""How often a method is run with the first seed to come near equal work."""
+
 HELD_BACK = 0.5
 """Share of the validation data that is kept from algorithms which choose on it, where others are scored on it."""
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """One run of a comparison."""
 
     method: str
@@ -45,56 +36,6 @@ class Job:
     config: Config
     settings: dict[str, Any] = field(default_factory=dict)
     """Values of the keys that are searched."""
-
-
-@dataclass(frozen=True)
-class PendingRun:
-    """A run that is not there yet, or not to its end: what to train, where to, and on which data."""
-
-    job: Job
-    path: Path
-    federation: Federation
-
-
-Listeners = Callable[[Job, bool], Sequence[Listener]]
-"""Asked for the listeners of a run; the second argument says that it is there already and tells them nothing."""
-
-Way = Callable[[Iterator[PendingRun], Listeners], Generator[tuple[PendingRun, str | None]]]
-"""How runs are made: takes the ones that are due, gives each when it has ended, with the reason if it failed."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point of a search, and how good it was on validation data."""
-
-    settings: dict[str, Any]
-    score: float
-    seconds: float
-    runs: list[str]
-
-
-@dataclass(frozen=True)
-class Search:
-    """What was searched for a method, and what was chosen."""
-
-    method: str
-    measure: str
-    trials: list[Trial]
-    chosen: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The runs of each method by seed, in the order they were asked for."""
-
-    folder: Path
-    methods: dict[str, dict[int, Run]]
-    searches: list[Search]
-    failures: list[tuple[str, int, str]]
-    added: tuple[str, ...]
-    """Methods that nobody asked for but QoI needs."""
-    work: EqualWork | None = None
-    """What was done so that all methods compute equally many gradients, where that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +51,14 @@ class Plan:
     added: tuple[str, ...] = ()
     equal_work: bool = False
 
-    def job(self, method: str, seed: int, settings: Mapping[str, Any] | None = None) -> Job:
+    def job(self, method: str, seed: int, settings: Mapping[str, Any] | None = None) -> PlannedRun:
         """A method at a seed, with values for the keys that are searched."""
         chosen = dict(settings or {})
         more = [f"{key}={_toml(value)}" for key, value in chosen.items()]
         values = for_method(self.tables, method, [*self.overrides, *more, f"seed={seed}"])
-        return Job(method, seed, parse(values), chosen)
+        return PlannedRun(method, seed, parse(values), chosen)
 
-    def trial(self, method: str, seed: int, point: Mapping[str, Any]) -> Job:
+    def trial(self, method: str, seed: int, point: Mapping[str, Any]) -> PlannedRun:
         """A point of a search. From an algorithm that chooses on validation data itself, a part is held back."""
         job = self.job(method, seed, point)
         if not job.config.algorithm.needs_validation or job.config.local.held_back is not None:
@@ -197,134 +138,6 @@ def plan(
         for point in made.points(m):
             made.job(m, first, point)  # raises what is wrong with its settings
     return made
-
-
-def here(due: Iterator[PendingRun], listeners: Listeners) -> Generator[tuple[PendingRun, str | None]]:
-    """Make runs in this process, one after another."""
-    for one in due:
-        why = None
-        try:
-            train_config(one.job.config, one.path, True, listeners(one.job, False), one.federation)
-        except RunError:
-            raise  # the disk, or a folder in use: the next run would fail too
-        except PersonaflError as error:
-            why = str(error)
-        yield one, why
-
-
-def run_plan(planned: Plan, folder: Path, listeners: Listeners = lambda job, reused: (), way: Way = here) -> Comparison:
-    """Run what is missing of a comparison. Started again after an interruption, it goes on where it was.
-
-    `listeners(job, reused)` is asked for each run; a reused run is not trained, and tells its listeners nothing. `way`
-    is how runs are made: `here`, or `sweep.on_ray`.
-    """
-    workshop = RunCache(folder, listeners, way)
-    methods: dict[str, dict[int, Run]] = {m: {} for m in planned.methods}
-    # Seed after seed, so that a federation is made once and then shared.
-    first = planned.seeds[: planned.tune_seeds]
-    points = [(m, seed, point) for seed in first for m in planned.grid for point in planned.points(m)]
-    trials: dict[tuple[str, int], list[Run | None]] = {}
-    for (m, seed, _), run in zip(points, workshop.runs([planned.trial(*point) for point in points]), strict=True):
-        trials.setdefault((m, seed), []).append(run)
-    searches = [_search(planned, m, [trials[m, seed] for seed in first]) for m in planned.grid]
-    settings = {search.method: search.chosen for search in searches}
-    work = None
-    if planned.equal_work:
-        work, settings = equalize(planned, settings, workshop.runs)
-    jobs = [planned.job(m, seed, settings.get(m)) for seed in planned.seeds for m in planned.methods]
-    for job, run in zip(jobs, workshop.runs(jobs), strict=True):
-        if run is not None:
-            methods[job.method][job.seed] = run
-    work = measured(work, methods) if work is not None else None
-    return Comparison(folder, methods, searches, workshop.failures, planned.added, work)
-
-
-class RunCache:
-    """Finds runs made, or has them made."""
-
-    def __init__(self, folder: Path, listeners: Listeners, way: Way) -> None:
-        self.folder, self.listeners, self.way = folder, listeners, way
-        self.failures: list[tuple[str, int, str]] = []
-        self._federation: tuple[str, Federation] | None = None
-        self._done: dict[Path, Run | None] = {}
-
-    def runs(self, jobs: Sequence[Job]) -> list[Run | None]:
-        """The finished runs of jobs; None for those that failed, which is remembered."""
-        paths: list[Path] = []
-        failed: dict[Path, tuple[str, int, str]] = {}
-        with closing(self.way(self._due(jobs, paths), self.listeners)) as ended:
-            for one, why in ended:
-                self._done[one.path] = Run(one.path) if why is None else None
-                if why is not None:
-                    log.warning("%s with seed %d failed: %s", one.job.method, one.job.seed, why)
-                    failed[one.path] = (one.job.method, one.job.seed, why)
-        # In the order they were asked for: the one in which runs end says nothing.
-        self.failures += [failed[path] for path in dict.fromkeys(paths) if path in failed]
-        return [self._done[path] for path in paths]
-
-    def _due(self, jobs: Sequence[Job], paths: list[Path]) -> Iterator[PendingRun]:
-        """The runs that are not there yet, each once; `paths` gets the folder of every job."""
-        for job in jobs:
-            federation = self._federation_of(job.config)
-            path = self.folder / f"{job.method}-{job.seed}-{identity(job.config, federation)}"
-            new = path not in self._done and path not in paths
-            paths.append(path)
-            if new and RunFolder(path).exists and (found := Run(path)).complete:
-                self.listeners(job, True)
-                self._done[path] = found
-            elif new:
-                yield PendingRun(job, path, federation)
-
-    def _federation_of(self, config: Config) -> Federation:
-        key = json.dumps({k: v for k, v in config.tables().items() if k in ("seed", "data", "partition", "splits")})
-        if self._federation is None or self._federation[0] != key:
-            federation = config.federation()
-            for note in federation.notes if self._federation is None else ():
-                log.warning("%s", note)
-            self._federation = (key, federation)
-        return self._federation[1]
-
-
-def identity(config: Config, federation: Federation) -> str:
-    """Eight characters that stand for a config, its data and the version: equal for runs that can be reused."""
-    tables = {key: value for key, value in config.tables().items() if key not in ("engine", "ray", "checkpoint_every")}
-    weights = Path(config.weights).read_bytes() if config.weights and Path(config.weights).is_file() else b""
-    everything = [tables, federation.fingerprint, __version__, sha256(weights).hexdigest()]
-    return sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:8]
-
-
-def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) -> Search:
-    """Choose the point with the best validation score, the mean over seeds; of equal ones the first.
-
-    Where the method chooses on validation data itself, the score is that on what was held back from it.
-    """
-    found: list[Trial] = []
-    held = planned.trial(method, planned.seeds[0], planned.points(method)[0]).config.local.held_back is not None
-    split = "held" if held else "val"
-    measure = f"personal_{split}_accuracy"
-    for p, point in enumerate(planned.points(method)):
-        runs = [of_seed[p] for of_seed in trials]
-        done = [run for run in runs if run is not None]
-        if any("personal_val_loss" not in run.score for run in done):
-            raise ConfigError(
-                "--tune chooses on validation data and nobody has any: give `splits` a second share, as in "
-                "splits = [0.7, 0.1, 0.2]"
-            )
-        if any(f"personal_{split}_loss" not in run.score for run in done):
-            raise ConfigError(
-                f"--tune scores {method} on validation data that it has not chosen on itself, and there is too little "
-                "to divide: give `splits` a larger second share"
-            )
-        if any(measure not in run.score for run in done):
-            measure = f"personal_{split}_loss"
-        sign = 1.0 if measure.endswith("_accuracy") else -1.0
-        good = bool(done) and len(done) == len(runs)
-        score = float(np.mean([sign * run.score[measure] for run in done])) if good else -np.inf
-        found.append(Trial(point, score, sum(run.seconds for run in done), [run.path.name for run in done]))
-    best = max(found, key=lambda trial: trial.score)
-    if best.score == -np.inf:
-        raise RunError(f"--tune: every setting of {method} failed; the warnings above say why")
-    return Search(method, measure, found, best.settings)
 
 
 def _grids(tune: Sequence[str], methods: Sequence[str], added: Sequence[str]) -> dict[str, dict[str, list[Any]]]:

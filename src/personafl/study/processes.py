@@ -1,4 +1,4 @@
-"""Several runs at once on this machine: a way for `compare.run_plan`, a process and its share of the cores for each."""
+"""Several runs at once on this machine: a launcher, a process and its share of the cores for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 from personafl.config import Config
 from personafl.errors import PersonaflError, RunError
 from personafl.jobs import train_config
-from personafl.study.plan import Listeners, PendingRun, here
+from personafl.study.launch import Listeners, PendingRun, in_process
 
 
 def cores() -> int:
@@ -43,7 +43,7 @@ class Processes:
     Examples
     --------
     >>> with Processes(at_once=2) as processes:
-    ...     run_plan(planned, folder, way=processes)  # doctest: +SKIP
+    ...     run_plan(planned, folder, launcher=processes)  # doctest: +SKIP
     """
 
     def __init__(self, at_once: int | None = None) -> None:
@@ -66,7 +66,7 @@ class Processes:
     def __call__(self, due: Iterator[PendingRun], listeners: Listeners) -> Generator[tuple[PendingRun, str | None]]:
         due = map(self._with_threads, due)
         if self.at_once == 1:
-            yield from here(due, listeners)
+            yield from in_process(due, listeners)
             return
         going: dict[Future[str | None], PendingRun] = {}
         while True:

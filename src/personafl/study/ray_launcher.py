@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from personafl.backends.ray.start import connect, require_ray
+from personafl.backends.ray.start import connect
 from personafl.config import Config
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError, PersonaflError, RunError
@@ -27,8 +27,9 @@ from personafl.files import disk_errors
 from personafl.jobs import train_config
 from personafl.runs.run import Run
 from personafl.runs.watch import Lines
+from personafl.settings import require_ray
 from personafl.storage.folder import RunFolder
-from personafl.study.plan import Listeners, PendingRun, Way
+from personafl.study.launch import Launcher, Listeners, PendingRun
 from personafl.training.events import Listener
 from personafl.version import __version__
 
@@ -38,8 +39,8 @@ LOOK_EVERY = 0.3  # seconds
 
 
 @contextmanager
-def on_ray(folder: Path, address: str | None = None, at_once: int | None = None) -> Iterator[Way]:
-    """Ray as a way to make the runs of a comparison: `run_plan(planned, folder, way=way)`.
+def on_ray(folder: Path, address: str | None = None, at_once: int | None = None) -> Iterator[Launcher]:
+    """Ray as a launcher of runs: `run_plan(planned, folder, launcher=launcher)`.
 
     Each run takes one CPU and one torch thread, or as many as `engine.threads` says, and a GPU if `engine.device` is
     one.
@@ -51,7 +52,7 @@ def on_ray(folder: Path, address: str | None = None, at_once: int | None = None)
     folder
         The comparison's folder.
     address
-        An existing cluster's, see `cluster_start.connect`; left out, Ray is started here.
+        An existing cluster's, see `backends.ray.start.connect`; left out, Ray is started here.
     at_once
         How many runs may go on at a time; left out, as many as there are CPUs.
     """

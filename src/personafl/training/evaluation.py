@@ -183,8 +183,8 @@ def held_back_columns(task: Task) -> list[str]:
 
 
 def client_table(
-    client_index: ClientIndex, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints, gradients: Ints,
-    ids: Ints,
+    client_index: ClientIndex, task: Task, round: int, columns: Columns, steps: Ints, active: Ints, failed: Ints,
+    gradients: Ints, ids: Ints,
 ) -> pa.Table:  # fmt: skip
     """The rows of clients.parquet for one evaluation of these clients.
 

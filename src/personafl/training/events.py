@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -21,9 +19,6 @@ from rich.progress import (
 
 from personafl.states import State
 from personafl.storage.folder import RunFolder
-
-if TYPE_CHECKING:
-    from personafl.study.plan import Job
 
 log = logging.getLogger("personafl")
 
@@ -72,73 +67,21 @@ class ProgressBar(Listener):
         self._progress: Progress | None = None
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._progress = _bars(self.console)
+        self._progress = progress_bars(self.console)
         label = self.label or manifest["algorithm"]["name"]
         self._task = self._progress.add_task(label, total=manifest["rounds"], completed=round, score="")
         self._progress.start()
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         assert self._progress is not None
-        _advance(self._progress, self._task, record)
+        advance(self._progress, self._task, record)
 
     def ended(self) -> None:
         if self._progress is not None:
             self._progress.stop()
 
 
-class StudyProgress:
-    """One bar for all runs and one for each run that is going on; silent where the output is piped."""
-
-    def __init__(self, jobs: int, console: Console) -> None:
-        self._progress = _bars(console)
-        self._all = self._progress.add_task("all runs", total=jobs, score="")
-        self._begun = 0
-        self._going_on: set[TaskID] = set()
-
-    def __enter__(self) -> StudyProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._progress.update(self._all, completed=self._begun, total=self._begun)
-        self._progress.stop()
-
-    def listeners(self, job: Job, reused: bool) -> Sequence[Listener]:
-        """What `run_plan` asks for before each run."""
-        self._begun += 1
-        if reused:
-            self._count()
-        settings = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.settings.items())
-        label = f"{job.method} {settings} seed {job.seed}".replace("  ", " ")
-        return [_OneRun(self, label)]
-
-    def _count(self) -> None:
-        # What was begun and does not go on is over, also where it failed before its first round.
-        self._progress.update(self._all, completed=self._begun - len(self._going_on))
-
-
-class _OneRun(Listener):
-    def __init__(self, study: StudyProgress, label: str) -> None:
-        self._study, self._progress, self._label = study, study._progress, label
-
-    def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._task = self._progress.add_task(self._label, total=manifest["rounds"], completed=round, score="")
-        self._study._going_on.add(self._task)
-        self._study._count()
-
-    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
-        _advance(self._progress, self._task, record)
-
-    def ended(self) -> None:
-        self._progress.remove_task(self._task)
-        self._study._going_on.remove(self._task)
-        self._study._count()
-
-
-def _advance(progress: Progress, task: TaskID, record: dict[str, Any]) -> None:
+def advance(progress: Progress, task: TaskID, record: dict[str, Any]) -> None:
     progress.update(task, completed=record["round"])
     score = record.get("personal_accuracy", record.get("personal_loss"))
     if score is not None:
@@ -146,7 +89,7 @@ def _advance(progress: Progress, task: TaskID, record: dict[str, Any]) -> None:
         progress.update(task, score=f"{name} {score:.4f}")
 
 
-def _bars(console: Console) -> Progress:
+def progress_bars(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

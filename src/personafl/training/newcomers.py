@@ -9,44 +9,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.engines.base import Work
-from personafl.engines.loop import LoopEngine
-from personafl.errors import DataError, RunError
+from personafl.algorithms.base import Algorithm
+from personafl.engines.base import Engine, Work
+from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client
 from personafl.federation.scaling import standardized_as
-from personafl.registry import checked
-from personafl.settings import Local
 from personafl.states import State
-from personafl.storage import checkpoint
+from personafl.storage.checkpoint import Checkpoint
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import personalize
 
-if TYPE_CHECKING:
-    from personafl.runs.run import Run
 
-
-def newcomer_federation(run: Run, data: dict[str, Any]) -> Federation:
-    """The newcomers' data, checked against the model of the run.
+def newcomer_federation(
+    data: dict[str, Any], algorithm: Algorithm, resolved: dict[str, Any], constants: State
+) -> Federation:
+    """The newcomers' data, checked against the model of a run.
 
     Newcomers that bring no splits of their own train on everything, or keep a fifth for validation where the
     algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
     """
-    resolved = run.manifest["resolved"]
-    splits = (0.8, 0.2, 0.0) if run.algorithm.needs_validation else (1.0, 0.0, 0.0)
+    splits = (0.8, 0.2, 0.0) if algorithm.needs_validation else (1.0, 0.0, 0.0)
     federation = Federation.from_clients(
-        data, splits=splits, classes=resolved.get("classes"), name="newcomers", tables=run.tables
+        data, splits=splits, classes=resolved.get("classes"), name="newcomers", tables=constants
     )
     shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
     if shape != expected:
         raise DataError(f"the newcomer's samples have shape {shape}, the model wants {expected}")
-    return standardized_as(federation, run.tables)
+    return standardized_as(federation, constants)
 
 
 def read_newcomers(path: Path) -> dict[str, Any]:
@@ -57,17 +53,22 @@ def read_newcomers(path: Path) -> dict[str, Any]:
     return {file.stem: read_client(file)[0] for file in files}
 
 
-def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
-    """A parameter vector for each newcomer, (K, P)."""
-    found = checkpoint.latest(run.folder.checkpoints, clients=False)
-    if found is None:
-        raise RunError(f"{run.path} has no checkpoint yet: nothing to personalize from")
-    engine = newcomer_engine(run, federation)
-    clients = int(run.manifest["resolved"]["clients"])
-    algorithm = run.algorithm.prepare(replace(LocalClients(engine).job_info, clients=clients))
+def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoint, clients: int) -> Tensor:
+    """A parameter vector for each newcomer, (K, P).
+
+    Parameters
+    ----------
+    engine
+        With the newcomers' data.
+    found
+        The checkpoint of the run that they join.
+    clients
+        How many clients that run had.
+    """
+    algorithm = algorithm.prepare(replace(LocalClients(engine).job_info, clients=clients))
     server = {name.removeprefix("server."): v for name, v in found.tensors.items() if name.startswith("server.")}
     models = []
-    for k in range(len(federation)):
+    for k in range(len(engine.federation)):
         ids = np.array([k], np.int64)
         own: State = {}
         up: State = {}
@@ -81,9 +82,3 @@ def personalize_newcomers(run: Run, federation: Federation) -> Tensor:
             own, up = result.own, result.up
         models.append(personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta)
     return torch.cat(models)
-
-
-def newcomer_engine(run: Run, federation: Federation) -> LoopEngine:
-    """An engine with the settings that the run's own clients trained by; newcomers choose on all validation data."""
-    local = replace(checked(Local, "local", run.manifest["local"]), held_back=None)
-    return LoopEngine(run.task, federation, local, int(run.manifest["seed"]))

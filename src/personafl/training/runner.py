@@ -9,7 +9,6 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,84 +18,17 @@ from numpy.typing import NDArray
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.engines.base import torch_threads
 from personafl.errors import RunError, TrainingFailed
-from personafl.settings import check
+from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
 from personafl.storage.client_log import ClientLog
 from personafl.storage.folder import RunFolder
-from personafl.streams import generator
 from personafl.training.clients import Clients
 from personafl.training.evaluation import ServerSnapshot, client_table, summary
 from personafl.training.events import Listener
 
 log = logging.getLogger("personafl")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long, how many, how often.
-
-    Parameters
-    ----------
-    rounds
-        Communication rounds.
-    activity
-        Share C of the clients that are active in a round: max(⌊C·M⌋, 1) of M.
-    eval_every, checkpoint_every
-        Rounds between evaluations (the last round is always evaluated) and between checkpoints; 0 for only at the end.
-    eval_clients
-        How many clients are evaluated: a sample that follows from the seed, the same at every evaluation, the last one
-        included. clients.parquet and predictions.parquet then have only their rows. 0 for all clients.
-    models_mb
-        Megabytes up to which the personalized models of all clients are written. Above it, only the models of clients
-        that were ever active are; the others share one, where the algorithm makes no model from a client's data
-        before evaluation.
-    """
-
-    rounds: int = 100
-    activity: float = 1.0
-    eval_every: int = 10
-    checkpoint_every: int = 10
-    eval_clients: int = 0
-    models_mb: int = 1024
-
-    def __post_init__(self) -> None:
-        check("rounds", self.rounds, self.rounds >= 1, "at least 1")
-        check(
-            "activity",
-            self.activity,
-            0 < self.activity <= 1,
-            "in (0, 1]: the share of clients active in a round",
-        )
-        check("eval_every", self.eval_every, self.eval_every >= 0, "at least 0 (0: only after the last round)")
-        check(
-            "checkpoint_every",
-            self.checkpoint_every,
-            self.checkpoint_every >= 0,
-            "at least 0 (0: only at the end)",
-        )
-        check("eval_clients", self.eval_clients, self.eval_clients >= 0, "at least 0 (0: all clients)")
-        check("models_mb", self.models_mb, self.models_mb >= 0, "at least 0 megabytes")
-
-    def cohort_size(self, clients: int) -> int:
-        # The small addition makes 0.29 × 100 the 29 that was meant.
-        return max(int(self.activity * clients + 1e-9), 1)
-
-    def cohort(self, seed: int, round: int, clients: int) -> Ints:
-        """Who is active in a round: uniform, without replacement, a function of (seed, round)."""
-        size = self.cohort_size(clients)
-        if size == clients:
-            return np.arange(clients)
-        drawn = generator(seed, "cohort", round).choice(clients, size, replace=False, shuffle=False)
-        return np.sort(drawn).astype(np.int64)
-
-    def evaluated(self, seed: int, clients: int) -> Ints:
-        """Who is evaluated: everybody, or a sample that is a function of the seed."""
-        if not 0 < self.eval_clients < clients:
-            return np.arange(clients)
-        drawn = generator(seed, "evaluated").choice(clients, self.eval_clients, replace=False, shuffle=False)
-        return np.sort(drawn).astype(np.int64)
 
 
 class Runner:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from personafl.settings import Schedule
 from safetensors.torch import load_file
 
 from personafl.backends.deploy import Deployment, init_federation
@@ -20,12 +19,13 @@ from personafl.backends.deploy.rehearsal import find_nginx
 from personafl.config import parse
 from personafl.engines.loop import LoopEngine
 from personafl.federation import Federation
-from personafl.jobs import run_rounds
 from personafl.kernels.task import Task
 from personafl.models import initialize
 from personafl.runs.run import Run
+from personafl.settings import Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
+from personafl.training.rounds import Origin, run_rounds
 
 SITES = ("north", "south", "west")
 SETTINGS = {
@@ -194,5 +194,5 @@ def in_one_process(
     clients = Watched(LoopEngine(task, data, config.local, config.seed, threads=1))
     place = RunFolder(folder)
     with place.lock():
-        run_rounds(place, clients, config.algorithm, Cohorts(**asdict(config.schedule)), {}, {}, {})
+        run_rounds(place, clients, config.algorithm, Cohorts(**asdict(config.schedule)), Origin())
     return Run(folder, algorithm=config.algorithm, task=task), clients

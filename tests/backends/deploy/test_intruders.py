@@ -35,7 +35,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from personafl.backends.deploy.rehearsal import find_nginx
-from personafl.backends.flower.job import Job, fingerprint, read_job
+from personafl.backends.flower.job import JobDescription, fingerprint, read_job
 from personafl.backends.flower.messages import pack
 from personafl.kernels.task import Task
 from personafl.models import initialize
@@ -108,7 +108,7 @@ def forged(live, kind, accepted):
     settings = live.settings
     task = Task(initialize_model(settings))
     local = {**settings["local"], "lr": 1e-30}
-    job = Job(
+    job = JobDescription(
         settings["seed"], {"name": "fedavg"}, settings["model"], local, (FEATURES,), CLASSES, CLASSES, 3, None,
         fingerprint(task.theta0),
     )  # fmt: skip

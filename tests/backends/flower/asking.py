@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from personafl.registry import checked, choose
-from personafl.settings import Local
 
 from personafl.algorithms import ALGORITHMS, Sent
-from personafl.backends.flower.job import Job, fingerprint, layout_of, upload_of
-from personafl.backends.flower.site import Order, Site, Trained
+from personafl.backends.flower.job import JobDescription, Order, fingerprint, layout_of, upload_of
+from personafl.backends.flower.site import Site, Trained
 from personafl.backends.flower.site_data import read_site
 from personafl.federation import Federation
 from personafl.kernels.task import Task
 from personafl.models import MODELS, initialize
+from personafl.registry import checked, choose
+from personafl.settings import Local
 from tests.backends.flower.grid import write_site
 
 SIZE, CLASSES = 16, 3
@@ -44,17 +44,19 @@ class Operator:
         """A new one for each message, as Flower starts a process for each."""
         return Site(read_site(self.file))
 
-    def job(self, algorithm: Any = "fedavg", seed: int = 0, model: Any = "mclr", **more: Any) -> Job:
+    def job(self, algorithm: Any = "fedavg", seed: int = 0, model: Any = "mclr", **more: Any) -> JobDescription:
         named = {"name": algorithm} if isinstance(algorithm, str) else algorithm
         described = {"name": model} if isinstance(model, str) else model
         table = {"classes": CLASSES, "outputs": CLASSES, "clients": 3, "local": LOCAL, **more}
         theta0 = table.pop("theta0", None) or fingerprint(self.task(described, seed).theta0)
-        return Job(seed, named, described, shape=(SIZE,), groups=None, theta0=theta0, **table)
+        return JobDescription(seed, named, described, shape=(SIZE,), groups=None, theta0=theta0, **table)
 
     def task(self, model: dict[str, Any], seed: int = 0) -> Task:
         return Task(initialize(choose("model", model, MODELS, None), (SIZE,), CLASSES, seed))
 
-    def train(self, job: Job, theta: torch.Tensor | None = None, round: int = 1, accepted: int = 0, **more) -> Trained:
+    def train(
+        self, job: JobDescription, theta: torch.Tensor | None = None, round: int = 1, accepted: int = 0, **more
+    ) -> Trained:
         """What the site answers when it is to train from `theta`, with `more` in place of what else is sent."""
         task, local = self.task(job.model, job.seed), checked(Local, "local", job.local)
         chosen = {k: v for k, v in job.algorithm.items() if k != "name"}
@@ -69,7 +71,13 @@ class Operator:
         return self.site.train(Order(job, round, accepted, accepted, sent), upload)
 
     def evaluate(
-        self, job: Job, theta: torch.Tensor, round: int = 1, accepted: int = 0, last: bool = False, common: Any = None
+        self,
+        job: JobDescription,
+        theta: torch.Tensor,
+        round: int = 1,
+        accepted: int = 0,
+        last: bool = False,
+        common: Any = None,
     ) -> Any:
         """What the site tells of a model that the operator has chosen."""
         order = Order(job, round, accepted, accepted, Sent({"theta": theta}))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from personafl.algorithms import Sent
-from personafl.backends.flower.site import Order
+from personafl.backends.flower.job import Order
 from personafl.errors import ConfigError
 from tests.backends.flower.asking import CLASSES, LOCAL, SIZE, Operator, images
 

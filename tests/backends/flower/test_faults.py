@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from personafl.settings import Local, Schedule
 
 from personafl.algorithms import SCAFFOLD, Ditto
 from personafl.backends.flower import nodes as nodes_module
@@ -16,6 +15,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import RunError, TrainingFailed
 from personafl.kernels.task import Task
 from personafl.models import MODELS, initialize
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles

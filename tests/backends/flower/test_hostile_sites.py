@@ -232,12 +232,11 @@ def test_an_update_near_the_end_of_float32_is_left_out_and_the_run_goes_on(tmp_p
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_updates_as_long_as_they_may_be_have_a_finite_aggregate(algorithm):
     """Also where several servers' rules square them and add them up."""
-    from personafl.settings import Local
-
     from personafl.backends.flower.job import upload_of
     from personafl.backends.flower.screening import LONGEST
     from personafl.kernels.task import Task
     from personafl.models import MODELS, initialize
+    from personafl.settings import Local
 
     task = Task(initialize(MODELS["mclr"](), (4,), 2, 3))
     local, count = Local(), 64

@@ -18,7 +18,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -34,6 +33,7 @@ from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.jobs import train
 from personafl.kernels.task import Task
+from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles

@@ -9,7 +9,7 @@ import pytest
 
 from personafl.jobs import train_config
 from personafl.runs.run import Run
-from personafl_papers.tables import TABLES, missing
+from personafl_papers.tables import TABLES
 from personafl_papers.tables.table import Found
 
 REAL = Path(os.environ.get("PERSONAFL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
@@ -19,7 +19,7 @@ def use_real_data(monkeypatch, table: str) -> None:
     """Skip where the data of a table is neither in the directory of PERSONAFL_DATA nor in ../shared/data."""
     if REAL.is_dir():
         monkeypatch.setenv("PERSONAFL_DATA", str(REAL))
-    if lacking := missing(TABLES[table]):
+    if lacking := TABLES[table].missing:
         pytest.skip(f"{', '.join(lacking)} is neither in the directory of PERSONAFL_DATA nor in ../shared/data")
 
 

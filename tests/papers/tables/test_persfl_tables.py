@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from personafl.study.plan import Search
+from personafl.study.launch import Search
 from personafl_papers.tables import persfl_measures
 from personafl_papers.tables.claims import Number, at_most
 from personafl_papers.tables.persfl_measures import FEDAVG, improvement, measured_part, rounds_to_match

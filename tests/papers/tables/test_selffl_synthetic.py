@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from personafl.settings import Local, Schedule
 from torch import nn
 
 from personafl.algorithms import Ditto, FedAvg, PerFedAvg, PFedMe
@@ -14,6 +13,7 @@ from personafl.algorithms.selffl_aug import SelfFLAug
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.kernels.task import Task
+from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner

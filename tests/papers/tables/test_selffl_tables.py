@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from personafl.settings import Schedule
 
+from personafl.settings import Schedule
 from personafl_papers.tables import TABLES, selffl_activity, selffl_fig1, selffl_fig3, selffl_table1
 from personafl_papers.tables.measures import columns
 from personafl_papers.tables.selffl_federations import FEDERATIONS, GRID, METHODS, config
@@ -61,7 +61,7 @@ def test_figure_3_and_table_1_take_the_runs_of_figure_1(part):
 
 
 def test_what_a_search_chose_is_run_with_20_and_with_40_steps():
-    from personafl.study.plan import Search
+    from personafl.study.launch import Search
 
     found = Found(searches={"search mnist": {"ditto": Search("ditto", "", [], {"algorithm.lam": 10.0})}})
     for part, plan in selffl_fig1.second(found):

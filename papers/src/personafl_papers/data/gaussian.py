@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from personafl.data import Samples
+from personafl.data.base import Samples
 from personafl.errors import ConfigError
 from personafl.streams import generator
 
@@ -42,6 +42,7 @@ class Gaussian:
     """
 
     name: ClassVar[str] = "gaussian"
+    default_model: ClassVar[str] = "linear"
     structure: ClassVar[Literal["pool", "natural", "own"]] = "own"
     splits: ClassVar[tuple[float, float, float] | None] = None
 

@@ -7,11 +7,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data import Samples, Structure
+from personafl.data.base import Samples, Structure
 from personafl.data.cache import Arrays, prepared
 from personafl.data.images import check_classes
-from personafl.data.readers import Bytes, find, missing, read_lines, read_npz
+from personafl.data.readers import Bytes, find, missing, read_lines
 from personafl.errors import ConfigError, DataError
+from personafl.federation.npz import read_npz
 
 PACKED = "ocr_letters.npz"
 ORIGINAL = ("letter.data.gz", "letter.data")
@@ -38,6 +39,7 @@ class Letters:
     """
 
     name: ClassVar[str] = "letters"
+    default_model: ClassVar[str] = "mclr"
     structure: ClassVar[Structure] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (0.9, 0.0, 0.1)
 

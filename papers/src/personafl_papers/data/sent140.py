@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data import Samples, Structure
+from personafl.data.base import Samples, Structure
 from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.readers import data_dirs
@@ -58,6 +58,7 @@ class Sent140:
     """
 
     name: ClassVar[str] = "sent140"
+    default_model: ClassVar[str] = "lstm"
     structure: ClassVar[Structure] = "natural"
     splits: ClassVar[tuple[float, float, float] | None] = (0.8, 0.0, 0.2)
 

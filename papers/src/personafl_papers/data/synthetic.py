@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data import Samples
+from personafl.data.base import Samples
 from personafl.errors import ConfigError
 from personafl.streams import generator
 
@@ -42,6 +42,7 @@ class Synthetic:
     """
 
     name: ClassVar[str] = "synthetic"
+    default_model: ClassVar[str] = "mclr"
     structure: ClassVar[Literal["pool", "natural", "own"]] = "own"
     splits: ClassVar[tuple[float, float, float] | None] = (0.9, 0.0, 0.1)
 

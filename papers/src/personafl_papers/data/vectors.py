@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.data.fetch import Remote, fetch
-from personafl.data.readers import data_dirs, missing, read_npz
+from personafl.data.readers import data_dirs, missing
 from personafl.errors import DataError
+from personafl.federation.npz import read_npz
 from personafl_papers.data.text import lines, opened
 
 GLOVE = Remote(

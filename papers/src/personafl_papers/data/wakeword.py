@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from personafl.data import Samples, Structure
+from personafl.data.base import Samples, Structure
 from personafl.data.cache import prepared
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
@@ -68,6 +68,7 @@ class Wakeword:
     """
 
     name: ClassVar[str] = "wakeword"
+    default_model: ClassVar[str] = "wakeword-cnn"
     structure: ClassVar[Structure] = "own"
     splits: ClassVar[tuple[float, float, float] | None] = None
 

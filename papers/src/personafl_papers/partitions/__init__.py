@@ -1,0 +1,1 @@
+"""Partitions of the papers."""

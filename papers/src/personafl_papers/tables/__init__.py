@@ -2,7 +2,7 @@
 
     table.py       what a table is
     claims.py      what a paper says of its numbers, and whether it holds
-    at_hand.py     whether a table's data is here
+    availability.py whether a table's data is here
     runs.py        runs what is missing
     measures.py    from runs to numbers
     results.py     published beside measured, as JSON
@@ -23,7 +23,7 @@ from typing import Any
 
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.files import disk_errors, write_text
-from personafl.study.plan import Way
+from personafl.study.launch import Launcher
 from personafl_papers.tables import (
     fedamp_tables,
     persfl_tables,
@@ -36,7 +36,6 @@ from personafl_papers.tables import (
     selffl_table1,
     selffl_wakeword,
 )
-from personafl_papers.tables.availability import here
 from personafl_papers.tables.results import results
 from personafl_papers.tables.runs import run_stages
 from personafl_papers.tables.table import Found, Table
@@ -61,7 +60,7 @@ RUNS = "runs"
 def reproduce(
     name: str,
     out: Path,
-    way: Way,
+    launcher: Launcher,
     quick: bool = False,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
@@ -75,8 +74,8 @@ def reproduce(
     out
         A folder for tables: this one's results.json, report.html and figures go to `out/name`, run folders to
         `out/runs`.
-    way
-        How runs are made, such as `Processes()` for several at once; see `compare.run_plan`.
+    launcher
+        How runs are made, such as `Processes()` for several at once; see `study.launch.run_plan`.
     quick
         A small version, to see that it works.
     seed
@@ -92,14 +91,14 @@ def reproduce(
     from personafl_papers.tables.page import write_page  # matplotlib takes a second to import
 
     table = find(name)
-    if lacking := missing(table):
+    if lacking := table.missing:
         raise DataError(
             f"{name} needs data {', '.join(lacking)}, which is not here: docs/data.md says what to put where; "
             "personafl list tables shows what can be run"
         )
     check_folder(out)
     found = Found(quick, seed, tell=lambda line: tell(f"{name}: {line}"))
-    run_stages(table.stages, found, out / RUNS, way)
+    run_stages(table.stages, found, out / RUNS, launcher)
     measured = table.measure(found)
     value = results(name, table, found, measured)
     with disk_errors(out, "creating"):
@@ -116,11 +115,6 @@ def find(name: str) -> Table:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(f"table = {name!r} is unknown{hint}; known: {', '.join(TABLES)}")
     return TABLES[name]
-
-
-def missing(table: Table) -> list[str]:
-    """The data that a table needs and that is not here."""
-    return [source for source in table.data if not here(source)]
 
 
 def check_folder(out: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from personafl.study.judgement import mean_accuracies
 from personafl.study.plan import Plan
-from personafl_papers.tables.availability import here
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Check, Claim, Number, above, at_least, below, every, near
 from personafl_papers.tables.fedamp_pairs import collaboration, matrices, outperforms, paired_tests
 from personafl_papers.tables.measures import columns
@@ -108,7 +108,7 @@ def federations(quick: bool) -> list[tuple[str, str]]:
     """Data and division; quick: one data set, and the two divisions that the main claims are about."""
     if quick:
         return [("fmnist", "pathological"), ("fmnist", "practical")]
-    return [(source, setting) for source in DATA if here(source) for setting in SETTINGS]
+    return [(source, setting) for source in DATA if available(source) for setting in SETTINGS]
 
 
 def variations(source: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from personafl.study.plan import Plan
-from personafl_papers.tables.availability import here
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, above, at_least, at_most, below, every, near
 from personafl_papers.tables.persfl_measures import FEDAVG, measured_part
 from personafl_papers.tables.table import Found, Measured, Note, Part, Table, planned, with_settings
@@ -138,7 +138,9 @@ def rounds(source: str, split: str, method: str, quick: bool) -> int:
 
 def federations(quick: bool) -> list[tuple[str, str]]:
     """Data and division; quick: one of them."""
-    return [("mnist", "ds1")] if quick else [(source, split) for source in DATA if here(source) for split in SPLITS]
+    return (
+        [("mnist", "ds1")] if quick else [(source, split) for source in DATA if available(source) for split in SPLITS]
+    )
 
 
 def first(found: Found) -> Sequence[tuple[str, Plan]]:

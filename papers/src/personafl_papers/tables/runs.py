@@ -11,27 +11,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from personafl.study.plan import Job, Way, run_plan
+from personafl.study.launch import Launcher, run_plan
+from personafl.study.plan import PlannedRun
 from personafl.training.events import Listener
 from personafl_papers.tables.table import Found, Stage
 
 log = logging.getLogger("personafl")
 
 
-def run_stages(stages: Sequence[Stage], found: Found, folder: Path, way: Way) -> None:
+def run_stages(stages: Sequence[Stage], found: Found, folder: Path, launcher: Launcher) -> None:
     """Run the stages of a table, one after the other, and put their runs to what was found.
 
     Parameters
     ----------
     folder
         Where run folders go; tables share it.
-    way
+    launcher
         How runs are made, see `compare.run_plan`.
     """
     with _warning_once():
         for stage in stages:
             for part, plan in stage(found):
-                made = run_plan(plan, folder, _Teller(found, part, plan.jobs()).begun, way)
+                made = run_plan(plan, folder, _Teller(found, part, plan.jobs()).begun, launcher)
                 for method, runs in made.methods.items():
                     found.runs.setdefault(part, {}).setdefault(method, {}).update(runs)
                 for search in made.searches:
@@ -43,7 +44,7 @@ class _Teller:
     def __init__(self, found: Found, part: str, jobs: int) -> None:
         self.found, self.part, self.jobs, self.count = found, part, jobs, 0
 
-    def begun(self, job: Job, reused: bool) -> Sequence[Listener]:
+    def begun(self, job: PlannedRun, reused: bool) -> Sequence[Listener]:
         self.count += 1
         self.found.tell(f"{self.part}, run {self.count} of {self.jobs}: {job.method}, seed {job.seed}")
         return ()

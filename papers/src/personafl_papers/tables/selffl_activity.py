@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from personafl.settings import Schedule
 
 from personafl.metrics import mean_accuracy
 from personafl.runs.run import Run
+from personafl.settings import Schedule
 from personafl.study.plan import Plan
 from personafl_papers.tables.claims import Claim, Number, below
 from personafl_papers.tables.measures import by_round, over_rounds

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from personafl.study.plan import Plan
-from personafl_papers.tables.availability import here
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, Number, above, below
 from personafl_papers.tables.measures import Runs, by_round, columns, over_rounds
 from personafl_papers.tables.selffl_federations import (
@@ -50,7 +50,7 @@ FORTY = {
 
 
 def federations() -> list[str]:
-    return ["mnist", "letters", *(["femnist"] if here("emnist") else [])]
+    return ["mnist", "letters", *(["femnist"] if available("emnist") else [])]
 
 
 def first(found: Found) -> Sequence[tuple[str, Plan]]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from personafl.study.plan import Plan
-from personafl_papers.tables.availability import here
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, above
 from personafl_papers.tables.measures import columns, over_rounds
 from personafl_papers.tables.selffl_federations import BASELINES, GRID, LETTERS, METHODS, ROWS, config
@@ -69,7 +69,7 @@ def cifar(quick: bool, validation: bool = False) -> dict[str, Any]:
 
 def federations() -> list[str]:
     """Where the ablation is made: the paper's where EMNIST is here, and `letters`."""
-    return [name for name, data in (("letters", "letters"), ("femnist", "emnist")) if here(data)]
+    return [name for name, data in (("letters", "letters"), ("femnist", "emnist")) if available(data)]
 
 
 def components() -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from personafl import metrics
 from personafl.runs.run import Run
 from personafl.study.judgement import accuracy_of
 from personafl.study.plan import Plan
-from personafl_papers.tables.availability import here
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, Number, above, at_least
 from personafl_papers.tables.selffl_federations import LETTERS, ROWS, main_runs
 from personafl_papers.tables.table import Found, Measured, Note, Part, Table, number
@@ -27,7 +27,7 @@ SHARE = "clients better off minus worse off"
 
 
 def federations() -> list[str]:
-    return ["mnist", "letters", *(["femnist"] if here("emnist") else [])]
+    return ["mnist", "letters", *(["femnist"] if available("emnist") else [])]
 
 
 def stage(found: Found) -> Sequence[tuple[str, Plan]]:

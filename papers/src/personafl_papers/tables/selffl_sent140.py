@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from personafl.registry import checked
-from personafl.settings import Local
 from safetensors.torch import load_file
 
 from personafl.config import parse
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.federation.arrays import Split
+from personafl.registry import checked
 from personafl.runs.run import Run
+from personafl.settings import Local
 from personafl.study.plan import Plan
 from personafl_papers.tables.claims import Claim, above, every, near
 from personafl_papers.tables.measures import columns, over_rounds

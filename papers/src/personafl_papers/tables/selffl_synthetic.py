@@ -29,11 +29,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from personafl.settings import Schedule
 
 from personafl.algorithms import Algorithm, Ditto, FedAvg, PerFedAvg, PFedMe
 from personafl.algorithms.selffl import FLOOR, SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
+from personafl.settings import Schedule
 from personafl.streams import generator
 from personafl_papers import theory
 from personafl_papers.data.gaussian import Gaussian

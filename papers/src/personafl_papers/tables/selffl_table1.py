@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from personafl.study.plan import Plan
-from personafl_papers.tables.availability import here
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, above, at_most
 from personafl_papers.tables.measures import columns
 from personafl_papers.tables.selffl_federations import (
@@ -38,7 +38,7 @@ RATES = [0.01, 0.03, 0.1]
 
 def federations() -> list[str]:
     """The paper's where EMNIST is here; `letters` in any case."""
-    return ["letters", *(["femnist"] if here("emnist") else [])]
+    return ["letters", *(["femnist"] if available("emnist") else [])]
 
 
 def first(found: Found) -> Sequence[tuple[str, Plan]]:

@@ -14,7 +14,9 @@ import numpy as np
 
 from personafl.metrics import mean_over_seeds
 from personafl.runs.run import Run
-from personafl.study.plan import Plan, Search
+from personafl.study.launch import Search
+from personafl.study.plan import Plan
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, Number, Numbers
 
 if TYPE_CHECKING:
@@ -122,9 +124,9 @@ class Table:
     cost
         How long the full version takes on two cores, as measured.
     data
-        Sources that it needs, by the names of `at_hand.FINDERS`; () for data that is drawn.
+        Sources that it needs, by the names of `availability.FINDERS`; () for data that is drawn.
     optional
-        Sources that more parts need; `at_hand.here` tells a stage whether they are there.
+        Sources that more parts need; `available` tells a stage whether they are there.
     parts
         The blocks of numbers, published ones beside those that are measured.
     stages
@@ -153,6 +155,17 @@ class Table:
     figures: Callable[[Measured], dict[str, tuple[Figure, str]]] | None = None
     notes: tuple[Note, ...] = ()
     cut: str = ""
+
+    @property
+    def missing(self) -> list[str]:
+        """The data that it needs and that is not on this machine."""
+        return [source for source in self.data if not available(source)]
+
+    def listed(self) -> dict[str, str]:
+        """What `personafl list tables` says of it."""
+        data = ", ".join((*self.data, *(f"({source})" for source in self.optional))) or "drawn"
+        lacking = ", ".join(self.missing)
+        return {"about": self.about, "cost": self.cost, "data": data, "here": f"no {lacking}" if lacking else "yes"}
 
 
 def planned(

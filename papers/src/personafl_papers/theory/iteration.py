@@ -74,8 +74,8 @@ def fixed_point(
         The known variances.
     contraction, steps : float or array (M,), optional
         The factor b_m that one step leaves of the distance to θ̂_m, and the number of steps ℓ_m; c_m = b_m^ℓ_m. For
-        full-batch gradient steps on a loss of curvature h, b_m = 1 − ηh (see `personafl_papers.theory.training`). With both
-        left out, c_m is the right side of (8), as if ℓ_m could be any real number.
+        full-batch gradient steps on a loss of curvature h, b_m = 1 − ηh (see `theory.training`). With both left out,
+        c_m is the right side of (8), as if ℓ_m could be any real number.
     posterior : "paper" or "exact"
         Of which posterior (8) is the rule. It plays no part where `contraction` and `steps` are given.
     algorithm : 1 or 2

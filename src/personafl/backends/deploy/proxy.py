@@ -14,10 +14,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from personafl.config import default_model
 from personafl.errors import PersonaflError
 from personafl.files import write_text
-from personafl.models import initialize
+from personafl.models import default_model, initialize
 
 FLEET_PATHS = tuple(
     f"/v1/fleet/{what}"

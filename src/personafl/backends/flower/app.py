@@ -21,22 +21,23 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from personafl.algorithms.base import Sent
-from personafl.backends.flower.job import Layout, fingerprint, read_job
+from personafl.backends.flower.job import Layout, Order, fingerprint, read_job
 from personafl.backends.flower.members import FederationSettings, gather
 from personafl.backends.flower.messages import pack, unpack, values
 from personafl.backends.flower.server import FlowerClients
 from personafl.backends.flower.signing import OperatorSeal, SiteSeal
-from personafl.backends.flower.site import Order, Site
+from personafl.backends.flower.site import Site
 from personafl.backends.flower.site_data import read_site
-from personafl.config import Config, default_model, parse, read_tables
+from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.federation.folders import digest
-from personafl.jobs import load_weights, run_rounds
 from personafl.kernels.task import Task
-from personafl.models import initialize
+from personafl.models import default_model, initialize
+from personafl.models.weights import load_weights
 from personafl.registry import checked
 from personafl.storage.folder import RunFolder
 from personafl.training.events import Listener
+from personafl.training.rounds import Origin, run_rounds
 
 log = logging.getLogger("personafl")
 
@@ -84,7 +85,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         if described.privacy is not None and described.privacy.noise:
             resolved["noise"] = "from each site's own secure generator"
         tables = {"data": {"name": "sites"}, "model": described.tables()["model"]}
-        run_rounds(folder, clients, described.algorithm, described.schedule, tables, resolved, {}, [RoundLog()])
+        origin = Origin(tables, resolved)
+        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
 
 
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:

@@ -11,18 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from personafl.backends.flower.job import fingerprint
+from personafl.backends.flower.job import Order, fingerprint
 from personafl.backends.flower.ledger import Entry
 from personafl.files import disk_errors, write_text
 from personafl.training.evaluation import Columns
-
-if TYPE_CHECKING:
-    from personafl.backends.flower.site import Order
 
 LOSS = 0.01
 """To this the mean loss of a classification is rounded, see `loss_step`."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.algorithms.base import Context, JobInfo
+from personafl.algorithms.base import Context, JobInfo, Sent
 from personafl.errors import ConfigError
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
@@ -31,7 +31,7 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Job:
+class JobDescription:
     """What a run trains.
 
     Attributes
@@ -74,7 +74,7 @@ class Job:
 
     def make_algorithm(self) -> Algorithm:
         """The algorithm with its hyper-parameters, from this machine's personafl."""
-        made: Algorithm = choose("algorithm", self.algorithm, ALGORITHMS, None)
+        made: Algorithm = choose("algorithm", self.algorithm, ALGORITHMS, None, imports=False)
         return made
 
     def make_local(self) -> Local:
@@ -89,7 +89,7 @@ class Job:
         """The settings of the model."""
         if not self.model:
             raise ConfigError("the server's model is not one of personafl's own: a federation needs a [model] by name")
-        made: Model = choose("model", self.model, MODELS, None)
+        made: Model = choose("model", self.model, MODELS, None, imports=False)
         return made
 
     def make_task(self, tables: State) -> Task:
@@ -103,7 +103,33 @@ class Job:
         return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups))
 
 
-def read_job(text: str) -> Job:
+@dataclass(frozen=True)
+class Order:
+    """What the server asks for.
+
+    Attributes
+    ----------
+    round
+        The round that is running, or that has just ended where it is about evaluation.
+    accepted
+        The last round in which the server took this site's answer; 0 for none.
+    durable
+        The same as the oldest checkpoint has it that the server may go back to.
+    sent
+        What the algorithm sends.
+    theta0
+        The initial weights, where they do not follow from the seed and this site may need them.
+    """
+
+    job: JobDescription
+    round: int
+    accepted: int
+    durable: int
+    sent: Sent
+    theta0: Tensor | None = None
+
+
+def read_job(text: str) -> JobDescription:
     """The job of a message, checked."""
     try:
         values = json.loads(text)
@@ -111,7 +137,7 @@ def read_job(text: str) -> Job:
         raise ConfigError("the server's description of the run is not JSON") from None
     if isinstance(values, dict) and values.get("personafl") != __version__:
         raise ConfigError(f"the server has personafl {values.get('personafl')}, this site {__version__}: install that")
-    made: Job = checked(Job, "job", values)
+    made: JobDescription = checked(JobDescription, "job", values)
     return made
 
 

@@ -38,7 +38,7 @@ class Entry:
     Attributes
     ----------
     run, round, algorithm
-        What it was an answer to; `run` as `Job.run`.
+        What it was an answer to; `run` as `JobDescription.run`.
     clip, noise, delta
         The run's `[privacy]`; None and a noise of 0 without.
     """

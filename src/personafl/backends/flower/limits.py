@@ -16,7 +16,7 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent
 from personafl.algorithms.base import Program
-from personafl.backends.flower.job import Job, layout_of
+from personafl.backends.flower.job import JobDescription, layout_of
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.engines.base import Result, Split, Work
 from personafl.engines.batches import Plan
@@ -143,7 +143,7 @@ def check_local(here: SiteSettings, local: Local, samples: int) -> None:
     check_most(here, "most_steps", steps, "steps")
 
 
-def check_model(here: SiteSettings, job: Job, tables: State) -> None:
+def check_model(here: SiteSettings, job: JobDescription, tables: State) -> None:
     """Refuse a model that is too large, before it takes any memory."""
     model = job.make_model()
     layers = [int(getattr(model, "layers", 1)), *(len(v) for v in vars(model).values() if isinstance(v, tuple))]

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent, Uploads
-from personafl.backends.flower.job import Job, Layout, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import JobDescription, Layout, fingerprint, layout_of, upload_of
 from personafl.backends.flower.members import FederationSettings
 from personafl.backends.flower.messages import pack, plain, unpack, values
 from personafl.backends.flower.nodes import Nodes, missing
@@ -57,7 +57,7 @@ class FlowerClients(Clients):
     """
 
     algorithm: Algorithm
-    job: Job
+    job: JobDescription
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class FlowerClients(Clients):
         self.algorithm, self._theta0 = algorithm, theta0
         self.accepted[:] = 0
         shape, classes = self.settings.input_shape, self.settings.classes
-        self.job = Job(
+        self.job = JobDescription(
             seed=self.seed,
             algorithm=self._table,
             model=self._model,

@@ -1,4 +1,4 @@
-"""The engine `flower-sim`: the sites of a federation in Flower's simulator, on this machine.
+"""The backend `flower-sim`: the sites of a federation in Flower's simulator, on this machine.
 
 The simulator's ServerApp lends its grid to the runner, which works as it does in a real federation, and each virtual
 node is a site with its part of the data. Sites keep their states in the run folder, so a simulation can be resumed.
@@ -24,11 +24,10 @@ from personafl.backends.ray.start import connect
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
-from personafl.settings import Local
 from personafl.states import Ints, State
 from personafl.storage.folder import RunFolder
 from personafl.training.evaluation import ClientIndex, ServerSnapshot
-from personafl.training.privacy import Privacy
+from personafl.training.job import Job
 
 if TYPE_CHECKING:
     from personafl.backends.flower.server import FlowerClients
@@ -45,15 +44,7 @@ def require_flower() -> None:
         )
 
 
-def simulated_clients(
-    task: Task,
-    federation: Federation,
-    algorithm: Algorithm,
-    local: Local,
-    seed: int,
-    folder: Path,
-    privacy: Privacy | None = None,
-) -> FlowerClients:
+def simulated_clients(job: Job, folder: Path) -> FlowerClients:
     """The clients of a federation, each at a virtual site of Flower's simulator.
 
     Parameters
@@ -83,7 +74,8 @@ def simulated_clients(
         def close(self) -> None:
             simulator.close()
 
-    simulator = Simulator(federation, folder, (task, algorithm))
+    federation = job.federation
+    simulator = Simulator(federation, folder, (job.task, job.algorithm))
     try:
         settings = FederationSettings(
             input_shape=tuple(federation.x.shape[1:]),
@@ -106,7 +98,9 @@ def simulated_clients(
             {s: n.copy() for s, n in client_index.sizes.items()},
             client_index.counted,
         )
-        return SimulatedClients(nodes, client_index, settings, task, algorithm, local, seed, {}, privacy)
+        return SimulatedClients(
+            nodes, client_index, settings, job.task, job.algorithm, job.local, job.seed, {}, job.privacy
+        )
     except BaseException:
         simulator.close()
         raise

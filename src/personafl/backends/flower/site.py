@@ -21,7 +21,7 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent
 from personafl.backends.flower.evaluations import Told, digest, rounded, why_not
-from personafl.backends.flower.job import Job, Layout, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import JobDescription, Layout, Order, fingerprint, layout_of, upload_of
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
 from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
 from personafl.backends.flower.site_data import SiteSettings, read_data
@@ -41,32 +41,6 @@ from personafl.version import __version__
 
 ME = np.zeros(1, np.int64)
 """The position of a site's client in its own federation."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the server asks for.
-
-    Attributes
-    ----------
-    round
-        The round that is running, or that has just ended where it is about evaluation.
-    accepted
-        The last round in which the server took this site's answer; 0 for none.
-    durable
-        The same as the oldest checkpoint has it that the server may go back to.
-    sent
-        What the algorithm sends.
-    theta0
-        The initial weights, where they do not follow from the seed and this site may need them.
-    """
-
-    job: Job
-    round: int
-    accepted: int
-    durable: int
-    sent: Sent
-    theta0: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -209,7 +183,7 @@ class Site:
         return clients, versions
 
     def _engine_clients(
-        self, task: Task, data: Federation, local: Local, job: Job, privacy: Privacy | None
+        self, task: Task, data: Federation, local: Local, job: JobDescription, privacy: Privacy | None
     ) -> LocalClients:
         threads = self.settings.threads
         if self._own is not None:
@@ -278,7 +252,7 @@ class Site:
 
     # --- its data and model ----------------------------------------------------------------------------------
 
-    def _check(self, data: Federation, job: Job) -> None:
+    def _check(self, data: Federation, job: JobDescription) -> None:
         shape, outputs = tuple(data.x.shape[1:]), data.classes or int(np.prod(data.y.shape[1:]))
         if shape != job.shape:
             raise DataError(f"site {self.settings.id}: its samples have shape {shape}, the model wants {job.shape}")

@@ -24,7 +24,7 @@ from personafl.engines import make_engine
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.kernels.task import Objective, Task
-from personafl.settings import Local
+from personafl.settings import EngineSettings, Local
 from personafl.states import Ints, State
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import Columns, ServerSnapshot
@@ -113,10 +113,10 @@ class ShardRequest:
 class Worker:
     """An actor. It holds one shard, and more where other actors have died and there is no room for new ones."""
 
-    def __init__(self, duties: WorkerConfig) -> None:
-        self.duties, self.task = duties, Task(duties.module, duties.objective, duties.metrics)
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config, self.task = config, Task(config.module, config.objective, config.metrics)
         self._shards: dict[int, tuple[Shard, LocalClients]] = {}
-        torch.set_num_threads(duties.threads)
+        torch.set_num_threads(config.threads)
         torch.set_grad_enabled(False)
 
     def version(self) -> str:
@@ -126,12 +126,10 @@ class Worker:
         """Take a shard, whose clients begin with nothing; `everybody` are the fields of all in Ray's memory."""
         if everybody is not None:
             shard = Shard(shard.ids, fields=everybody, everybody=True)
-        duties, federation = self.duties, shard.federation()
-        engine, _ = make_engine(
-            duties.engine, self.task, federation, duties.local, duties.seed, duties.memory, duties.threads,
-            duties.device,
-        )  # fmt: skip
-        clients = LocalClients(engine, duties.state_memory, Path(tempfile.gettempdir()), duties.privacy)
+        config, federation = self.config, shard.federation()
+        settings = EngineSettings(config.engine, config.threads, config.memory, config.device)
+        engine, _ = make_engine(settings, self.task, federation, config.local, config.seed)
+        clients = LocalClients(engine, config.state_memory, Path(tempfile.gettempdir()), config.privacy)
         self._shards[number] = Shard(shard.ids, everybody=shard.everybody), clients
 
     def start(self, number: int, algorithm: Algorithm, theta0: NDArray[Any]) -> None:
@@ -208,7 +206,7 @@ class Worker:
 
     def _tensors(self, state: Mapping[str, NDArray[Any]]) -> State:
         """Copies: what Ray hands out may not be written to."""
-        return {name: torch.tensor(value).to(self.duties.device) for name, value in state.items()}
+        return {name: torch.tensor(value).to(self.config.device) for name, value in state.items()}
 
     def _snapshot(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> ServerSnapshot:
         (shard, clients), ids = self._shards[number], self._local(number, view.ids)

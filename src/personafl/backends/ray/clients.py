@@ -22,19 +22,16 @@ from torch import Tensor
 from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.backends.ray.actor import Arrays, ShardRequest, WorkerConfig, arrays
 from personafl.backends.ray.shards import Shards, by_value, message_bytes
-from personafl.backends.ray.start import require_ray
 from personafl.engines.base import cores
-from personafl.federation import Federation
-from personafl.kernels.task import Task
-from personafl.settings import EngineSettings, Local, RaySettings
+from personafl.settings import require_ray
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
 from personafl.storage.client_log import ClientLog
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import AT_ONCE, RELEASES, Answers, Clients
 from personafl.training.evaluation import ClientIndex, Columns, ServerSnapshot
+from personafl.training.job import Job
 from personafl.training.predictions import MOST
-from personafl.training.privacy import Privacy
 
 log = logging.getLogger("personafl")
 
@@ -52,29 +49,21 @@ class RayClients(Clients):
 
     algorithm: Algorithm
 
-    def __init__(
-        self,
-        federation: Federation,
-        task: Task,
-        local: Local,
-        seed: int,
-        folder: RunFolder,
-        settings: EngineSettings | None = None,
-        ray: RaySettings | None = None,
-        privacy: Privacy | None = None,
-    ) -> None:
+    def __init__(self, job: Job, folder: RunFolder) -> None:
         require_ray()
-        settings = settings or EngineSettings()
+        federation, task, settings = job.federation, job.task, job.engine
         self.client_index, self._folder = ClientIndex.of(federation), folder
-        self.task, self.local, self.seed, self.privacy = task, local, seed, privacy
+        self.task, self.local, self.seed, self.privacy = task, job.local, job.seed, job.privacy
         self.threads, self.device = settings.threads or cores(), torch.device("cpu")
         x, y = federation.x[:2], federation.y[:2]
         task.check(x, y)
         self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
         # Not the task: once it was used, it may hold tensors that cannot leave the process.
         what = task.template, task.objective, task.metrics
-        duties = WorkerConfig(*what, local, seed, self.engine, settings.memory, settings.state_memory, privacy)
-        self.shards = Shards(federation, duties, ray or RaySettings(), self._bring_back)
+        config = WorkerConfig(
+            *what, job.local, job.seed, self.engine, settings.memory, settings.state_memory, job.privacy
+        )
+        self.shards = Shards(federation, config, job.ray, self._bring_back)
 
     # --- rounds --------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class Shards:
 
     Parameters
     ----------
-    duties
+    config
         What the actors are to know; memory and state memory are shared by all actors of a machine.
     bring_back
         Called with the numbers of shards that have a new actor, to give their clients states; says which, in words.
@@ -65,11 +65,11 @@ class Shards:
     def __init__(
         self,
         federation: Federation,
-        duties: WorkerConfig,
+        config: WorkerConfig,
         settings: RaySettings,
         bring_back: Callable[[list[int]], str],
     ) -> None:
-        self._federation, self._duties, self._settings, self._bring_back = federation, duties, settings, bring_back
+        self._federation, self._duties, self._settings, self._bring_back = federation, config, settings, bring_back
         self.ids: list[Ints] = []
         self.moved: Counter[str] = Counter()
         self.hosts: list[Any] = []  # of each shard; a host may have several
@@ -88,19 +88,19 @@ class Shards:
         ours = self._connection.enter_context(connect(self._settings.address))
         count, cpus = self._size(ray, ours)
         beside = -(-count // max(1, sum(node["Alive"] for node in ray.nodes())))
-        duties = replace(
+        config = replace(
             self._duties,
             threads=cpus,
             memory=max(64, self._duties.memory // beside),
             state_memory=self._duties.state_memory // beside,
             device="cuda" if self._settings.gpus_per_actor else "cpu",
         )
-        self._told = ray.put(duties)
+        self._told = ray.put(config)
         self._actor = ray.remote(Worker).options(
             num_cpus=cpus, num_gpus=self._settings.gpus_per_actor, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        self._parameters = sum(parameter.numel() for parameter in duties.module.parameters())
-        self._work = work(duties.local, self._federation.sizes("train"))
+        self._parameters = sum(parameter.numel() for parameter in config.module.parameters())
+        self._work = work(config.local, self._federation.sizes("train"))
         self.ids = deal(self._work, self._federation.sizes("train"), count)
         self.owner = np.zeros(len(self._federation), np.int64)
         for n, ids in enumerate(self.ids):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import socket
@@ -13,18 +12,13 @@ from typing import Any
 
 from personafl.engines.base import cores
 from personafl.errors import ConfigError
+from personafl.settings import require_ray
 
 log = logging.getLogger("personafl")
 
 LOOPBACK = ("127.0.0.1", "::1")
 PATIENCE = 10.0
 """Seconds until a cluster must answer."""
-
-
-def require_ray(what: str = "engine = 'ray'") -> None:
-    """Say what to install, where Ray is not."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"{what} needs Ray, which is not installed: pip install 'personafl[ray]'")
 
 
 @contextmanager

@@ -1,0 +1,14 @@
+"""Data sets, one file each. A package of yours adds more by the entry points `personafl.data`."""
+
+from personafl.data.sources.cifar10 import CIFAR10
+from personafl.data.sources.cifar100 import CIFAR100
+from personafl.data.sources.digits import Digits
+from personafl.data.sources.emnist import EMNIST
+from personafl.data.sources.fmnist import FMNIST
+from personafl.data.sources.mnist import MNIST
+from personafl.data.sources.own_files import Files
+from personafl.registry import Registry
+
+SOURCES = Registry("data", "personafl.data", [Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, Files])
+
+__all__ = ["CIFAR10", "CIFAR100", "EMNIST", "FMNIST", "MNIST", "SOURCES", "Digits", "Files"]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from personafl.data import Samples, Structure
-from personafl.data.cifar import CIFAR10, Normalization, check_normalization
+from personafl.data.base import Samples, Structure
+from personafl.data.cifar import CIFAR10_FILES, Normalization, check_normalization
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class CIFAR10:
     """
 
     name: ClassVar[str] = "cifar10"
+    default_model: ClassVar[str] = "cnn"
     structure: ClassVar[Structure] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (0.75, 0.0, 0.25)
 
@@ -34,5 +35,5 @@ class CIFAR10:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        x, y = CIFAR10.load(self.normalize)
+        x, y = CIFAR10_FILES.load(self.normalize)
         return Samples(x=x, y=y, classes=10)

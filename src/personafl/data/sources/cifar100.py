@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from personafl.data import Samples, Structure
-from personafl.data.cifar import CIFAR100, Normalization, check_normalization
+from personafl.data.base import Samples, Structure
+from personafl.data.cifar import CIFAR100_FILES, Normalization, check_normalization
 from personafl.errors import ConfigError
 
 # fmt: off
@@ -39,6 +39,7 @@ class CIFAR100:
     """
 
     name: ClassVar[str] = "cifar100"
+    default_model: ClassVar[str] = "cnn"
     structure: ClassVar[Structure] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (5 / 6, 0.0, 1 / 6)
 
@@ -52,7 +53,7 @@ class CIFAR100:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        x, fine = CIFAR100.load(self.normalize)
+        x, fine = CIFAR100_FILES.load(self.normalize)
         if self.labels == "coarse":
             return Samples(x=x, y=SUPERCLASSES[fine], classes=20)
         return Samples(x=x, y=fine, classes=100)

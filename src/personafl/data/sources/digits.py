@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from personafl.data import Samples
+from personafl.data.base import Samples
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Digits:
     """
 
     name: ClassVar[str] = "digits"
+    default_model: ClassVar[str] = "mlp"
     structure: ClassVar[Literal["pool", "natural", "own"]] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (0.7, 0.1, 0.2)
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from personafl.data import Samples, Structure
+from personafl.data.base import Samples, Structure
 from personafl.data.cache import Arrays, prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.images import VERSION, Normalization, check_normalization, check_pairs, find_idx, normalized
@@ -60,6 +60,7 @@ class EMNIST:
     """
 
     name: ClassVar[str] = "emnist"
+    default_model: ClassVar[str] = "mclr"
     structure: ClassVar[Structure] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (0.9, 0.0, 0.1)
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from personafl.data import Samples, Structure
-from personafl.data.images import FMNIST, Normalization, check_normalization
+from personafl.data.base import Samples, Structure
+from personafl.data.images import FMNIST_FILES, Normalization, check_normalization
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class FMNIST:
     """
 
     name: ClassVar[str] = "fmnist"
+    default_model: ClassVar[str] = "mlp"
     structure: ClassVar[Structure] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (0.7, 0.1, 0.2)
 
@@ -33,5 +34,5 @@ class FMNIST:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        pool = FMNIST.pool(self.normalize)
+        pool = FMNIST_FILES.pool(self.normalize)
         return Samples(x=pool["x"], y=pool["y"], classes=10)

@@ -6,10 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data import Samples, Structure
-from personafl.data.images import MNIST, Normalization, check_normalization
-from personafl.data.readers import find, missing, read_npz
+from personafl.data.base import Samples, Structure
+from personafl.data.images import MNIST_FILES, Normalization, check_normalization
+from personafl.data.readers import find, missing
 from personafl.errors import DataError
+from personafl.federation.npz import read_npz
 
 WRITERS = "mnist_writers.npz"
 
@@ -31,6 +32,7 @@ class MNIST:
     """
 
     name: ClassVar[str] = "mnist"
+    default_model: ClassVar[str] = "mclr"
     structure: ClassVar[Structure] = "pool"
     splits: ClassVar[tuple[float, float, float] | None] = (0.9, 0.0, 0.1)
 
@@ -41,7 +43,7 @@ class MNIST:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        pool = MNIST.pool(self.normalize)
+        pool = MNIST_FILES.pool(self.normalize)
         return Samples(x=pool["x"], y=pool["y"], classes=10)
 
     def owners(self, samples: int) -> NDArray[np.str_]:

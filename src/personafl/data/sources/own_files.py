@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from personafl.data import Structure
+from personafl.data.base import Structure
 from personafl.data.partitions import Partition
 from personafl.errors import ConfigError, DataError
 from personafl.federation import DEFAULT_SPLITS, Federation
@@ -83,7 +83,8 @@ class Files:
         if is_table(path):
             rows = read_rows([open_table(path)], self._columns())
             shares = splits or getattr(partition, "splits", None) or DEFAULT_SPLITS
-            return rows.federation(Federation, partition, shares, seed, None, self.name, self.normalize)
+            made: Federation = rows.federation(Federation, partition, shares, seed, None, self.name, self.normalize)
+            return made
         if not path.is_dir():
             raise DataError(f"data files: there is no folder {path}; a relative path starts at the working directory")
         if (path / FILE).exists():

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from personafl.settings import check
 from torch import Tensor, nn
 
 from personafl.errors import ModelError
 from personafl.kernels.recurrent import LastStep, Lstm, WordVectors
 from personafl.models.base import misfit
+from personafl.settings import check
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""`run_rounds`: train with some clients into a run folder, from the start or from where it was."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from personafl.algorithms.base import Algorithm
+from personafl.kernels.task import LOSSES
+from personafl.settings import Schedule
+from personafl.states import State
+from personafl.storage.folder import RunFolder
+from personafl.training.clients import Clients
+from personafl.training.events import Listener, RunFiles
+from personafl.training.runner import Runner
+from personafl.version import __version__
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run folder says of where a run comes from.
+
+    Attributes
+    ----------
+    tables
+        Data and model, as tables of a config.
+    resolved
+        What was found out: the engine, the number of clients, the data's fingerprint.
+    constants
+        What the model needs besides its parameters.
+    """
+
+    tables: dict[str, Any] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
+    constants: State = field(default_factory=dict)
+
+
+def run_rounds(
+    folder: RunFolder,
+    clients: Clients,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    origin: Origin,
+    listeners: Sequence[Listener] = (),
+) -> None:
+    """Train with these clients into a folder that is locked: begin a run there, or go on with the one that it holds."""
+    manifest = _manifest(clients, algorithm, schedule, origin)
+    runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners])
+    if folder.exists:
+        folder.check_same(manifest)
+        manifest["created"] = folder.manifest().get("created", manifest["created"])
+        runner.resume()
+        folder.write_manifest(manifest)
+    else:
+        folder.create(manifest)
+    folder.write_tables(origin.constants)
+    runner.run()
+
+
+def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin: Origin) -> dict[str, Any]:
+    task = clients.task
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": clients.seed,
+        **asdict(schedule),
+        "algorithm": {"name": algorithm.name, **asdict(algorithm)},
+        **origin.tables,
+        "local": asdict(clients.local),
+        **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
+        "resolved": {
+            **origin.resolved,
+            "loss": next((name for name, known in LOSSES.items() if known is task.objective), "custom"),
+            "parameters": task.size,
+        },
+        "versions": {
+            "personafl": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
