@@ -99,6 +99,6 @@ __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "Algorithm", "Context", "Ditto", "EngineSettings", "FedAMP", "FedAvg", "FedAvgFT",
     "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow",
     "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run",
-    "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uploads", "__version__", "data", "load",
-    "load_run", "metrics", "partition", "train",
+    "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uploads", "__version__",
+    "data", "load", "load_run", "metrics", "partition", "train",
 ]  # fmt: skip

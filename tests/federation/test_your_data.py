@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from personafl.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your-data.md").read_text("utf-8")
 EXAMPLES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "examples").glob("*.*"))}
 

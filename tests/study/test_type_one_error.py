@@ -13,7 +13,7 @@ from scipy import stats
 from personafl.study.judgement import judged
 from personafl.study.words import sentences
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "type_one_error.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "type_one_error.py"
 _spec = importlib.util.spec_from_file_location("type_one_error", FILE)
 drawn = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(drawn)

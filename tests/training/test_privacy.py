@@ -422,7 +422,7 @@ def test_every_algorithm_says_whether_its_answers_can_be_protected(name):
 
 def test_the_documentation_says_of_every_algorithm_what_it_reveals():
     """Each is in the table of docs/security.md once, with what goes up and whether that can be protected."""
-    text = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     rows = [row for row in rows if len(row) == 4]  # other tables are about other things
     told = {name: row for row in rows for name in re.findall(r"`([a-z-]+)`", row[0])}

@@ -32,7 +32,7 @@ def test_the_simulator_equals_the_loop_engine_and_goes_on(tmp_path):
 
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "flower")],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ours, reference = Run(tmp_path / "flower"), loop(tmp_path / "loop", "ditto", federation(), rounds=2)

@@ -225,7 +225,7 @@ print(json.dumps([record.get("dropped") for record in run.rounds()]))
 
 def test_a_full_disk_costs_the_site_a_round_and_not_its_state(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[3]
     )
     assert done.returncode == 0, done.stderr
     first, second, third = json.loads(done.stdout.strip().splitlines()[-1])

@@ -102,7 +102,7 @@ def test_a_gzip_bomb_is_not_unpacked(folder):
 
 def test_the_original_and_the_packed_file_give_the_same(folder):
     """The first 300 real letters, written in the original format."""
-    shared = Path(__file__).resolve().parents[3] / "shared" / "data"
+    shared = Path(__file__).resolve().parents[4] / "shared" / "data"
     real = shared / "ocr_letters.npz"
     if not real.is_file():
         pytest.skip("ocr_letters.npz is not in ../shared/data")

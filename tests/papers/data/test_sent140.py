@@ -290,7 +290,7 @@ def test_damaged_tables_of_a_run_are_named(trained, tmp_path):
 
 # The real data, where it is.
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 REAL = Path(os.environ.get("PERSONAFL_DATA") or SHARED)
 
 

@@ -143,7 +143,7 @@ def test_what_is_missing_is_said(folder):
 
 
 def test_the_real_vectors_know_what_is_near():
-    shared = Path(__file__).resolve().parents[3] / "shared" / "data"
+    shared = Path(__file__).resolve().parents[4] / "shared" / "data"
     file = Path(os.environ.get("PERSONAFL_DATA") or shared) / "glove6B_100d.npz"
     if not file.is_file():
         pytest.skip(f"{file.name} is neither in the directory of PERSONAFL_DATA nor in ../shared/data")

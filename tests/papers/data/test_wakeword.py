@@ -483,7 +483,7 @@ def test_a_federation_keeps_its_states_when_saved(small, tmp_path):
 
 # The real data, where it is.
 
-REAL = Path(os.environ.get("PERSONAFL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+REAL = Path(os.environ.get("PERSONAFL_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from personafl.runs.run import Run
 from personafl_papers.tables import TABLES
 from personafl_papers.tables.table import Found
 
-REAL = Path(os.environ.get("PERSONAFL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+REAL = Path(os.environ.get("PERSONAFL_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
 
 
 def use_real_data(monkeypatch, table: str) -> None:

@@ -189,7 +189,7 @@ cli.main()
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_ctrl_c_leaves_checkpoints_and_no_process(tmp_path):
     """The signal goes to the parent alone; its processes end their rounds, and the command that it prints goes on."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(root=root), "reproduce", "small", "--at-once", "2", "--out", str(out)],
