@@ -1,4 +1,4 @@
-"""Imports go down only: every module imports from its own floor's package or from floors below, and never in a circle."""
+"""Imports go down only: a module imports from its own package or from floors below, and never in a circle."""
 
 from __future__ import annotations
 

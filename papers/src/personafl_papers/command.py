@@ -32,7 +32,7 @@ def reproduce(
         ),
     ] = None,
     keep_in: Annotated[
-        Path | None, typer.Option("--keep", help="Also write TABLE.json to this folder: papers/results/.", readable=False)
+        Path | None, typer.Option("--keep", help="Also write TABLE.json here: papers/results/.", readable=False)
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,

@@ -15,8 +15,8 @@ from personafl_papers.tables.show import cells, matrix, without_published
 MARKS = {"holds": "✓", "does not hold": "✗", "not decided": "?", "not measured": "–"}
 INTRO = """# What reproduces
 
-Made from the files in `papers/results/` by `papers/scripts/reproduction_page.py`; do not edit. Each file is the result of a full
-run, and its command makes it again: `personafl reproduce NAME --keep papers/results/`.
+Made from the files in `papers/results/` by `papers/scripts/reproduction_page.py`; do not edit. Each file is the
+result of a full run, and its command makes it again: `personafl reproduce NAME --keep papers/results/`.
 
 A claim is a sentence of a paper: an order, a gap, a shape. It is decided by our numbers alone: **✓** holds, **✗** does
 not hold, **?** not decided, because the difference is within Student's one-sided 95% limit over seeds (paired by seed),
