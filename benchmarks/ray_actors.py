@@ -40,6 +40,7 @@ from personafl.settings import EngineSettings, RaySettings, Schedule
 from personafl.states import Ints
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import Clients, LocalClients
+from personafl.training.job import Job as TrainingJob
 from personafl.training.runner import Runner
 from personafl_bench.jobs import JOBS, Job
 
@@ -131,7 +132,8 @@ def clients_of(job: Job, engine: str, many: int, folder: RunFolder) -> Clients:
     if engine == "stacked":
         return LocalClients(StackedEngine(task, federation, job.local, 0, threads=many))
     settings = EngineSettings("ray", threads=1), RaySettings(actors=many, cpus_per_actor=1)
-    return RayClients(federation, task, job.local, 0, folder, *settings)
+    planned = TrainingJob(federation, task, FedAvg(), local=job.local, engine=settings[0], ray=settings[1])
+    return RayClients(planned, folder)
 
 
 def bytes_of(clients: RayClients, job: Job, cohorts: list[Ints]) -> dict[str, float]:

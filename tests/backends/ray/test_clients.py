@@ -37,6 +37,7 @@ from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles
+from personafl.training.job import Job
 from personafl.training.privacy import Privacy
 from personafl.training.runner import Runner
 from tests.linux_processes import descendants, listening
@@ -114,8 +115,11 @@ def on_ray(actors: int, folder: Path, share: float = 0.6) -> RayClients:
     """Without a share of Ray's memory, actors have their own clients' samples and do not help each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("personafl.backends.ray.clients.Shards", Pooled)
-        settings = EngineSettings(threads=1), RaySettings(actors=actors)
-        clients = RayClients(federation(), TASK, LOCAL, SEED, RunFolder(folder), *settings)
+        job = Job(
+            federation(), TASK, FedAvg(), local=LOCAL, engine=EngineSettings(threads=1), ray=RaySettings(actors=actors),
+            seed=SEED,
+        )  # fmt: skip
+        clients = RayClients(job, RunFolder(folder))
     clients.shards.share, clients.shards.worth = share, 0
     return clients
 
