@@ -55,12 +55,12 @@ const figures = {
         mark(r.i, x, y, 5.5),
         words(f.left - 12, y + 4, "end", short(r.label, letters), { class: "name" }),
       );
-      const rows = () => [
+      const told = () => [
         [title, fixed(r.mean, digits)],
         ...(r.seeds > 1 ? [["standard error", fixed(r.se, digits)]] : []),
         ...r.values.map((v, s) => [`seed ${data.methods[r.i].seeds[s]}`, fixed(known(v) ? v * scale : null, digits)]),
       ];
-      return { x, y, title: r.label, rows };
+      return { x, y, title: r.label, rows: told };
     });
     readout(f, stops);
     const several = rows.some((r) => r.seeds > 1);

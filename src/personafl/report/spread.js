@@ -17,8 +17,8 @@ Object.assign(figures, {
     const rows = spreads(),
       accuracy = isAccuracy(),
       sorted = rows.flatMap((r) => r.values).sort((a, b) => a - b);
-    let [low, high] = accuracy ? [Math.floor((sorted[0] ?? 0) / 10) * 10, 100] : extent(sorted);
-    if (!accuracy && sorted.length > 20) high = Math.max(quantile(sorted, 0.98), low); // a few large losses would squeeze the rest
+    const most = sorted.length > 20 ? quantile(sorted, 0.98) : extent(sorted)[1], // a few large losses would squeeze the rest
+      [low, high] = accuracy ? [Math.floor((sorted[0] ?? 0) / 10) * 10, 100] : [extent(sorted)[0], most];
     const bins = 20,
       height = 46,
       place = (v) => Math.min(bins - 1, Math.floor(((v - low) / (high - low || 1)) * bins)),
@@ -38,8 +38,8 @@ Object.assign(figures, {
         base = f.y(k + 1) - 4,
         middle = f.x(Math.min(quantile(values, 0.5), high));
       for (const v of values) counts[place(v)]++;
-      const most = Math.max(...counts),
-        top = (c) => base - (c / most) * (height - 12);
+      const highest = Math.max(...counts),
+        top = (c) => base - (c / highest) * (height - 12);
       f.front.append(
         rule("grid", f.left, base, f.end, base),
         ...counts.map((c, b) => (c ? bar(i, f.left + b * width + 0.5, top(c), width - 1, base) : "")),
