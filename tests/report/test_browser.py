@@ -187,6 +187,30 @@ def test_the_keyboard_reaches_the_figures_and_is_told_the_values(full):
     assert full.run("document.getElementById('tip').hidden")
 
 
+def test_arrow_keys_walk_through_the_cells_of_a_matrix_and_stop_at_its_edges(full):
+    full.run("document.querySelector('#matrix svg').focus()")
+    spoken = []
+    for key, number in [("ArrowRight", 39), ("ArrowRight", 39), *[("ArrowDown", 40)] * 4, ("ArrowUp", 38)]:
+        full.key(key, number=number)
+        spoken.append(full.run("document.getElementById('spoken').textContent"))
+    by_group = ["anna", IDS[2], "bert", "=1+1"]  # groups x, x, y, y
+    assert spoken[0] == "anna: its own model 0.25"
+    assert spoken[1] == f"anna: takes from {IDS[2]}, weight 0.25, of its own 0.25"
+    assert [said.split(":")[0] for said in spoken[1:]] == [*by_group, "=1+1", "bert"]
+    full.key("Escape", number=27)
+
+
+def test_pointing_at_a_cell_of_a_matrix_shows_it_and_leaving_hides_it(full):
+    full.scroll_to("#matrix")
+    box = json.loads(full.run("JSON.stringify(document.querySelector('#matrix image').getBoundingClientRect())"))
+    full.point(box["left"] + box["width"] * 0.9, box["top"] + box["height"] * 0.1)
+    full.wait("!document.getElementById('tip').hidden")
+    said = full.run("document.getElementById('tip').innerText").split("\n")
+    assert said == ["anna", "takes from", "=1+1", "weight", "0.25", "of its own", "0.25"]
+    full.point(box["left"] - 15, box["top"] + 5)
+    full.wait("document.getElementById('tip').hidden")
+
+
 def test_tab_begins_with_the_link_past_the_navigation(browser, pages):
     shown = browser.open(pages["regression"])
     reached = []

@@ -214,26 +214,17 @@ function drawLegends() {
 function on(id, kind, act) {
   byId(id).addEventListener(kind, act);
 }
-on("curves-who", "change", (e) => {
-  state.who = e.target.value;
-  redraw();
-});
-on("curves-measure", "change", (e) => {
-  state.measure = e.target.value;
-  redraw();
-});
-on("pair-x", "change", (e) => {
-  state.pairX = e.target.value;
-  redraw();
-});
-on("pair-y", "change", (e) => {
-  state.pairY = e.target.value;
-  redraw();
-});
-on("matrix-run", "change", (e) => {
-  state.matrix = Number(e.target.value);
-  redraw();
-});
+for (const [id, key] of [
+  ["curves-who", "who"],
+  ["curves-measure", "measure"],
+  ["pair-x", "pairX"],
+  ["pair-y", "pairY"],
+  ["matrix-run", "matrix"],
+])
+  on(id, "change", (e) => {
+    state[key] = e.target.value;
+    redraw();
+  });
 document.querySelectorAll("select.federation").forEach((s) =>
   s.addEventListener("change", () => {
     state.federation = Number(s.value);

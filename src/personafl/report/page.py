@@ -18,7 +18,7 @@ from typing import Any
 from personafl.report.palette import DARK, LIGHT
 
 MARK = '<meta name="generator" content="personafl report">'
-SCRIPTS = ("draw.js", "figures.js", "special.js", "tables.js", "sections.js", "page.js")
+SCRIPTS = ("elements", "draw", "readout", "figures", "spread", "special", "tables", "sections", "page")
 _DARK = """--paper: #14171c; --ink: #e9ebee; --soft: #a1abb7; --rule: #2e343d; --tint: #1c2128; --accent: #85b8f7;
  --good: #7db4f5; --bad: #f0925f; --warn: #33290f; --warn-ink: #f1dca6;
  --ramp0: #1b2028; --ramp1: #214a78; --ramp2: #4f93d8; --ramp3: #d3e8ff; color-scheme: dark;"""
@@ -34,7 +34,7 @@ def page(data: Mapping[str, Any], live: bool = False) -> str:
     live
         The page asks the server it came from for newer data, every two seconds.
     """
-    style, script = style_sheet(), "\n".join(_resource(name) for name in SCRIPTS)
+    style, script = style_sheet(), "\n".join(_resource(f"{name}.js") for name in SCRIPTS)
     policy = (
         f"default-src 'none'; style-src '{policy_hash(style)}'; script-src '{policy_hash(script)}'; img-src data:; "
         f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"

@@ -8,4 +8,4 @@ LIGHT = ("#0a5ca8", "#e23a1e", "#0c9f6e", "#b8508c", "#5a8cf5", "#8b9433", "#2a2
 DARK = ("#5b8ddb", "#e58350", "#45dba0", "#c4809c", "#aecffb", "#edcf3c", "#ffffff", "#9a6cff")
 LIGHT_PAPER, DARK_PAPER = "#ffffff", "#14171c"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""matplotlib's names; page.js draws the same shapes in the same order."""
+"""matplotlib's names; draw.js draws the same shapes in the same order."""

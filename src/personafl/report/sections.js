@@ -57,9 +57,7 @@ function drawVerdicts() {
     const keys = data.measure.key === "accuracy" ? ["accuracy", "worst_10", "global_accuracy"] : ["loss"],
       own = judged.rows.find((row) => row.model === "personal");
     byId("verdicts").replaceChildren(
-      ...keys
-        .filter(column)
-        .map((key) => card(titles[key], score(own, key), `${sentence(column(key).about)}.`)),
+      ...keys.filter(column).map((key) => card(titles[key], score(own, key), `${sentence(column(key).about)}.`)),
     );
     return;
   }
@@ -101,8 +99,8 @@ function drawUncertainty() {
         el(
           "p",
           { class: "caption" },
-          "Over rounds: the median over the clients of all seeds whose uncertainty is known, bands from 25 to 75 % and from 10 to 90 %. GAIN is the factor by which the others reduce a client’s uncertainty, by Self-FL’s estimate: at 1 it learns as well alone. Whether that is borne out, personafl gain measures." +
-            thinned(),
+          "Over rounds: the median over the clients of all seeds whose uncertainty is known, bands from 25 to 75 % and from 10 to 90 %. GAIN is the factor by which the others reduce a client’s uncertainty, by Self-FL’s estimate: at 1 it learns as well alone. Whether that is borne out, personafl gain measures. ",
+          thinned(),
         ),
       ),
     ),
@@ -115,36 +113,23 @@ function drawDistillation() {
       const host = el("div", { class: "plot" }),
         most = Math.max(1, ...entry.chosen.flat());
       drawn.push([host, teacherFigure(entry)]);
-      const grid = el(
-        "table",
-        { class: "counts" },
-        el(
-          "thead",
-          {},
+      const grid = scrolling(
+        "Chosen temperature and imitation",
+        ["temperature T", ...entry.imitations.map((l) => `λ = ${l}`)],
+        entry.temperatures.map((t, r) =>
           el(
             "tr",
             {},
-            el("th", { scope: "col" }, "temperature T"),
-            entry.imitations.map((l) => el("th", { scope: "col" }, `λ = ${l}`)),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          entry.temperatures.map((t, r) =>
-            el(
-              "tr",
-              {},
-              el("th", { scope: "row" }, String(t)),
-              entry.chosen[r].map((c) => {
-                const td = el("td", {}, brief(c));
-                td.style.setProperty("--share", String(c / most));
-                return td;
-              }),
-            ),
+            el("th", { scope: "row" }, String(t)),
+            entry.chosen[r].map((c) => {
+              const td = el("td", {}, brief(c));
+              td.style.setProperty("--share", String(c / most));
+              return td;
+            }),
           ),
         ),
       );
+      grid.classList.add("counts");
       const undecided = entry.undecided ? ` ${plural(entry.undecided, "client")} have no student yet.` : "";
       return el(
         "div",
@@ -168,11 +153,7 @@ function drawDistillation() {
             "figure",
             {},
             el("h3", {}, "Clients by chosen temperature and imitation"),
-            el(
-              "div",
-              { class: "scroll", tabindex: "0", role: "region", "aria-label": "Chosen temperature and imitation" },
-              grid,
-            ),
+            grid,
             el(
               "figcaption",
               {},

@@ -236,8 +236,7 @@ function drawClientTable() {
   );
   const all = data.federations[state.federation].ids.length;
   byId("clients-count").textContent =
-    `${rows.length === all ? plural(all, "client") : `${rows.length.toLocaleString("en")} of ${plural(all, "client")}`}${visible.length < rows.length ? `, the first ${visible.length} shown` : ""}. ${sentence(data.measure.title)} of the personalized models at the last evaluation.` +
-    thinned();
+    `${rows.length === all ? plural(all, "client") : `${rows.length.toLocaleString("en")} of ${plural(all, "client")}`}${visible.length < rows.length ? `, the first ${visible.length} shown` : ""}. ${sentence(data.measure.title)} of the personalized models at the last evaluation. ${thinned()}`;
   byId("more").hidden = visible.length >= rows.length;
   byId("more").textContent = `Show ${Math.min(5 * PAGE, rows.length - visible.length)} more`;
 }
