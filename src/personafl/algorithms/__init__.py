@@ -1,7 +1,19 @@
 """Algorithms, one file each. To add one: write its file, and name its class here."""
 
 from personafl.algorithms.apfl import APFL
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Program, Sent, Uploads
+from personafl.algorithms.base import (
+    About,
+    Algorithm,
+    Context,
+    Each,
+    Gradient,
+    JobInfo,
+    Mean,
+    Program,
+    Sent,
+    Uplink,
+    Uploads,
+)
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
@@ -42,10 +54,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 __all__ = [
     "ALGORITHMS",
+    "About",
     "Algorithm",
     "APFL",
     "Context",
     "Ditto",
+    "Each",
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
@@ -55,6 +69,7 @@ __all__ = [
     "Gradient",
     "HeurFedAMP",
     "Local",
+    "Mean",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
@@ -67,5 +82,6 @@ __all__ = [
     "Separate",
     "JobInfo",
     "State",
+    "Uplink",
     "Uploads",
 ]
