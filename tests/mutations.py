@@ -59,7 +59,8 @@ def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation
 AWAITED: set[str] = set()  # algorithms whose oracles, and so whose mutations, are still to come
 
 SLOPE = "(alpha - ctx.lr * torch"
-KEPT = 'return {"theta": y, "trained": torch.ones_like(own["trained"])}'
+KEPT = 'return {"theta": y}, {"theta": y}'
+WEIGHTED = 'return {"theta": Mean(weights=self.weights, relative_to="theta")}'
 
 MUTATIONS: list[Mutation] = [
     *_of(
@@ -70,11 +71,12 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "fedavg", "fedavg",
-        ("average: sign flipped", 'uploads.mean("theta", self.weights)', '-uploads.mean("theta", self.weights)'),
-        ("average: dropped", 'uploads.mean("theta", self.weights)', 'server["theta"]'),
-        ("weights by samples: dropped", 'uploads.mean("theta", self.weights)', 'uploads.mean("theta")'),
-        ("y_i: frozen", KEPT, KEPT.replace('"theta": y', '"theta": own["theta"]')),
-        ("never active: θ0 for w", 'torch.where(own["trained"] > 0, own["theta"], sent["theta"])', 'own["theta"]'),
+        ("upload: sign flipped", KEPT, 'return {"theta": y}, {"theta": -y}'),
+        ("upload: what was sent", KEPT, 'return {"theta": y}, {"theta": sent["theta"]}'),
+        ("weights by samples: dropped", WEIGHTED, 'return {"theta": Mean(relative_to="theta")}'),
+        ("weights: always by samples", WEIGHTED, 'return {"theta": Mean(weights="samples", relative_to="theta")}'),
+        ("y_i: frozen", KEPT, 'return {"theta": own["theta"]}, {"theta": y}'),
+        ("never active: θ0 for w", 'return {"theta": sent["theta"]}\n', 'return {"theta": theta0}\n'),
     ),
     *_of(
         "fedavg-ft", "fedavg",
@@ -118,17 +120,17 @@ MUTATIONS: list[Mutation] = [
         "ditto", "ditto",
         ("pull: sign flipped", "proximal=(self.lam,", "proximal=(-self.lam,"),
         ("pull: dropped", ', proximal=(self.lam, sent["theta"])', ""),
-        ("v: frozen", '{"v": carry["v"], "trained"', '{"v": own["v"], "trained"'),
-        ("v: starts from w in every round", 'v = torch.where(own["trained"] > 0, own["v"], sent["theta"])',
-         'v = sent["theta"]'),
+        ("v: frozen", 'return {"v": carry["v"]}', 'return {"v": own["v"]}'),
+        ("v: starts from w in every round", '"v": own["v"]}, ctx.steps', '"v": sent["theta"]}, ctx.steps'),
+        ("v: starts from θ0", 'return {"v": sent["theta"]}', 'return {"v": theta0}'),
     ),
     *_of(
         "pfedme", "pfedme",
         ("proximal term: sign flipped", "self.lam * (theta - w)", "self.lam * (w - theta)"),
         ("proximal term: dropped", " + self.lam * (theta - w)", ""),
         ("step of w_i: sign flipped", "w.sub_(w - theta", "w.sub_(theta - w"),
-        ("personalized model: w_i for θ", '{"theta": carry["theta"], "trained"', '{"theta": carry["w"], "trained"'),
-        ("θ: frozen", '{"theta": carry["theta"], "trained"', '{"theta": own["theta"], "trained"'),
+        ("personalized model: w_i for θ", '{"theta": carry["theta"]}, {', '{"theta": carry["w"]}, {'),
+        ("θ: frozen", '{"theta": carry["theta"]}, {', '{"theta": own["theta"]}, {'),
     ),
     *_of(
         "perfedavg", "perfedavg",
@@ -142,9 +144,9 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "fedper", "fedper",
-        ("average of the base: sign flipped", 'uploads.mean("base", self.weights)',
-         '-uploads.mean("base", self.weights)'),
-        ("average of the base: dropped", 'uploads.mean("base", self.weights)', 'server["base"]'),
+        ("base: sign flipped", 'return {"head": head}, {"base": base}', 'return {"head": head}, {"base": -base}'),
+        ("base: what was sent", '{"head": head}, {"base": base}', '{"head": head}, {"base": sent["base"]}'),
+        ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
         ("head: frozen", 'return {"head": head}, {"base": base}', 'return {"head": own["head"]}, {"base": base}'),
         ("head: everything but the head", 'name.rpartition(".")[0] in own', 'name.rpartition(".")[0] not in own'),
         ("head: put back at the end", "queues[mine].pop(0) for _, mine in self._pieces",
@@ -162,7 +164,7 @@ MUTATIONS: list[Mutation] = [
         ("factor: that of the printed equation (1)", "self.lam / alpha", "2 * self.lam / alpha"),
         ("models of the server: frozen", 'models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])',
          "models = models.clone()"),
-        ("w_i: frozen", 'return {"theta": w, "trained"', 'return {"theta": own["theta"], "trained"'),
+        ("w_i: frozen", 'return {"theta": w}, {"theta": w}', 'return {"theta": own["theta"]}, {"theta": w}'),
         ("distances: not centred", "(block - centre for block", "(block + 0 * centre for block"),
         ("α_k: no decay", "alpha = alpha * self.alpha_decay **", "alpha = alpha * 1.0 **"),
     ),
@@ -210,7 +212,7 @@ MUTATIONS: list[Mutation] = [
         ("σ_m² of the server: frozen", 'server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)',
          'server["sigma2"]'),
         ("adaptive smoothing: noise for signal", "(1 - noise / signal)", "(noise / signal)"),
-        ("warm rounds: equal weights", 'uploads.mean("theta", "samples")', 'uploads.mean("theta")'),
+        ("warm rounds: equal weights", 'weights="samples",', 'weights="equal",'),
         ("gain: ignores the posterior", '"gain": 1 + sigma2 * evidence', '"gain": 1 + sigma2 * sent["S"]'),
         ("clusters: forgotten", 'server["cluster_sigma2"].clone()', 'torch.full_like(server["cluster_sigma2"], -1.0)'),
     ),
@@ -220,7 +222,7 @@ MUTATIONS: list[Mutation] = [
          'return new, {"theta": personal, "personal"'),
         ("variance: of early-stopped models", "**online_variance(own, theta,", "**online_variance(own, personal,"),
         ("convergence: never", '(carry["moved"] > self.tolerance)', '(carry["moved"] > -1)'),
-        ("personal model: the local optimum", 'sent["theta"], own["personal"])', 'sent["theta"], own["theta"])'),
+        ("personal model: the local optimum", 'return own["personal"]', 'return own["theta"]'),
         ("early steps: stopped by convergence", "going = early | (", "going = ("),
         ("warm rounds: with extra steps", 'torch.where(sent["warm"] > 0, 0, self.extra_steps)',
          'torch.where(sent["warm"] > 0, self.extra_steps, self.extra_steps)'),

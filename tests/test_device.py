@@ -55,9 +55,9 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
     layers = tuple(zip(task.names, task.sizes, strict=True))
     algorithm = ALGORITHMS[name]().prepare(JobInfo(layers, CLIENTS, Local(), classification=True))
     theta0 = task.theta0.to("meta")
-    server, own = algorithm.new_server(theta0, CLIENTS), algorithm.new_client(theta0)
-    sent = algorithm.send(server, torch.arange(CLIENTS))
-    mine = {**sent.shared, **{key: value[0] for key, value in sent.each.items()}}
+    server = algorithm.new_server(theta0, CLIENTS)
+    mine = algorithm.send(server, torch.arange(CLIENTS)).one(0)
+    own = algorithm.new_client(theta0, mine)
     number = torch.tensor(3, device="meta")
     ctx = Context(1, 0.1, Local(), number, number, number, number, lambda theta: {"loss": theta.sum()})
     carry, steps = algorithm.begin(own, mine, ctx)
@@ -74,6 +74,6 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
         made.append(algorithm.personal(kept, mine))
     assert {value.device.type for value in made} == {"meta"}
     values = {key: torch.stack([value] * CLIENTS) for key, value in up.items()}
-    uploads = Uploads(torch.arange(CLIENTS), torch.full((CLIENTS,), 5, device="meta"), values)
+    uploads = Uploads(torch.arange(CLIENTS), torch.full((CLIENTS,), 5, device="meta"), values, algorithm.uplink)
     new = algorithm.aggregate(server, uploads)
     assert {value.device.type for key, value in new.items() if value.is_floating_point()} <= {"meta"}

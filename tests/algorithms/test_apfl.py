@@ -179,7 +179,7 @@ def test_a_client_that_was_never_active_has_the_global_model(tmp_path):
 def test_traffic_is_one_model_up_and_one_down(tmp_path, adaptive):
     runner = train(quadratics(), APFL(adaptive=adaptive), tmp_path, rounds=3)
     assert runner.traffic == {"bytes_up": 3 * 4 * 3 * 4, "bytes_down": 3 * 4 * 3 * 4}
-    assert APFL.traffic == ("1", "1")
+    assert APFL.about.traffic == ("1", "1")
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])

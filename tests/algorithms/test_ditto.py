@@ -128,7 +128,7 @@ def test_a_client_that_was_never_active_has_the_global_model(tmp_path):
 def test_traffic_is_one_model_up_and_one_down(tmp_path):
     runner = train(quadratics(), Ditto(), tmp_path, rounds=3)
     assert runner.traffic == {"bytes_up": 3 * 4 * 3 * 4, "bytes_down": 3 * 4 * 3 * 4}
-    assert Ditto.traffic == ("1", "1")
+    assert Ditto.about.traffic == ("1", "1")
 
 
 def test_a_negative_lambda_is_refused():

@@ -189,7 +189,7 @@ def test_batches_of_one_sample_are_all_different_within_a_step(tmp_path, variant
 def test_traffic_is_one_model_up_and_one_down(tmp_path, variant):
     runner = train(quadratics(), PerFedAvg(variant), tmp_path, rounds=3)
     assert runner.traffic == {"bytes_up": 3 * 4 * 3 * 4, "bytes_down": 3 * 4 * 3 * 4}
-    assert PerFedAvg.traffic == ("1", "1")
+    assert PerFedAvg.about.traffic == ("1", "1")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_client_that_was_never_active_has_the_global_model(tmp_path):
 def test_traffic_is_two_models_up_and_two_down(tmp_path):
     runner = train(quadratics(), SCAFFOLD(), tmp_path, rounds=3)
     assert runner.traffic == {"bytes_up": 3 * 4 * 2 * 3 * 4, "bytes_down": 3 * 4 * 2 * 3 * 4}
-    assert SCAFFOLD.traffic == ("2", "2")
+    assert SCAFFOLD.about.traffic == ("2", "2")
 
 
 @pytest.mark.parametrize("global_lr", [0.0, -1.0])

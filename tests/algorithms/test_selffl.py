@@ -138,7 +138,7 @@ def one_round(server, ids, theta, sigma2, algorithm=None):
     values = {"theta": torch.tensor(theta)[:, None], "sigma2": torch.tensor(sigma2)}
     algorithm = algorithm or SelfFL(smoothing=1.0, variance="mean")
     server = algorithm.new_server(torch.zeros(1), 6) if server is None else server
-    return algorithm.aggregate(server, Uploads(torch.tensor(ids), torch.ones(len(ids)), values))
+    return algorithm.aggregate(server, Uploads(torch.tensor(ids), torch.ones(len(ids)), values, algorithm.uplink))
 
 
 @pytest.mark.parametrize("t, sigma0_2", [(-1, 0.2), (0, 0.2), (1, 0.2), (5, -1.0)])
@@ -285,7 +285,7 @@ def test_the_report_is_the_theory_of_the_clients_that_are_known(tmp_path, activi
 def test_state_and_traffic(tmp_path):
     """Two vectors and two scalars; up θ_m, σ_m²; down θ, σ0², S_m and whether the round is a warm one."""
     runner = train(quadratics(), SelfFL(), tmp_path, rounds=3)
-    assert sorted(x.numel() for x in runner.clients.store.default.values()) == [1, 1, 3, 3]
+    assert sorted(x.numel() for x in runner.clients.store.like.values()) == [1, 1, 3, 3]
     assert runner.traffic == {"bytes_up": 3 * 4 * 4 * (3 + 1), "bytes_down": 3 * 4 * 4 * (3 + 3)}
 
 

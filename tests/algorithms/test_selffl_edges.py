@@ -38,7 +38,8 @@ def test_adaptive_smoothing_shrinks_by_noise_over_signal(spread, away):
     algorithm = SelfFL(smoothing="adaptive", use_weights=False)
     server = algorithm.new_server(torch.zeros(2), clients=4)
     theta = torch.tensor([[away, spread], [away, -spread]])
-    uploads = Uploads(torch.tensor([0, 1]), torch.ones(2), {"theta": theta, "sigma2": torch.tensor([-1.0, -1.0])})
+    values = {"theta": theta, "sigma2": torch.tensor([-1.0, -1.0])}
+    uploads = Uploads(torch.tensor([0, 1]), torch.ones(2), values, algorithm.uplink)
     moved = algorithm.aggregate(server, uploads)["theta"]
     # Var of the mean of 2 of 4 clients: (1 − 1/2) Σ (1/2)² spread²; the signal is away².
     noise = 0.5 * 2 * 0.25 * spread**2

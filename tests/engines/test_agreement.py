@@ -67,7 +67,7 @@ def run(engine: str, algorithm: str, model: str, folder, local: Local, activity:
 def everything(runner: Runner) -> dict[str, np.ndarray]:
     """Server and client states, personalized models and measurements after some rounds."""
     out = {f"server {n}": v.numpy() for n, v in runner.server.items()}
-    out |= {f"client {n}": v.numpy() for n, v in runner.clients.store.get(np.arange(7)).items()}
+    out |= {f"client {n}": v.numpy() for n, v in runner.clients.store.rows(np.arange(7)).items()}
     parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
     out["personal"] = torch.cat([part.theta for part in parts]).numpy()
     columns = measure(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))

@@ -81,9 +81,13 @@ def train(
 
 
 def states(runner: Runner) -> dict[str, Array]:
-    """The clients' states as float64 arrays, a row for each."""
-    everybody = np.arange(len(runner.clients.engine.federation))
-    return {name: value.double().numpy() for name, value in runner.clients.store.get(everybody).items()}
+    """The clients' states as float64 arrays, a row for each; who was never active begins with what is sent now."""
+    from personafl.storage.client_store import states
+
+    clients, everybody = runner.clients, np.arange(len(runner.clients.engine.federation))
+    sent = runner.moment(False).send(everybody)
+    found = states(clients.algorithm, clients.engine, clients.store, runner.theta0, everybody, sent)
+    return {name: value.double().numpy() for name, value in found.items()}
 
 
 def server(runner: Runner, name: str = "theta") -> Array:

@@ -165,7 +165,9 @@ def with_known(
     runner = train(gaussian(theta_hat, sigma2), algorithm, folder, 0, lr, start=np.array([start]))
     everybody = np.arange(len(sigma2))
     known = torch.tensor(np.asarray(sigma2), dtype=torch.float32)
-    own = runner.clients.store.get(everybody)
+    like = runner.clients.store.like.items()
+    own = {name: value.new_zeros(len(everybody), *value.shape) for name, value in like}
+    own["theta"] += start
     runner.clients.store.put(everybody, {**own, "sigma2": known, "t": torch.full_like(known, 2.0)})
     runner.server |= {"sigma0_2": torch.tensor(float(sigma0_2)), "sigma2": known}
     return runner

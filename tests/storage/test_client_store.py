@@ -1,4 +1,4 @@
-"""The client store behaves like a dictionary with a default, whatever the order of things."""
+"""The client store behaves like a dictionary, whatever the order of things."""
 
 import os
 import subprocess
@@ -21,8 +21,9 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def default_state() -> dict[str, torch.Tensor]:
-    return {"theta": torch.tensor([1.0, 2.0]), "count": torch.tensor(7), "memory": torch.zeros(2, 3)}
+def row() -> dict[str, torch.Tensor]:
+    """What a row is like; its values do not matter."""
+    return {"theta": torch.tensor([1.0, 2.0]), "count": torch.tensor(7), "memory": torch.ones(2, 3)}
 
 
 def state_of(values: list[int]) -> dict[str, torch.Tensor]:
@@ -43,8 +44,10 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def expected_of(model: dict[int, int], wanted: list[int]) -> dict[str, torch.Tensor]:
-    rows = [{n: v[0] for n, v in state_of([model[c]]).items()} if c in model else default_state() for c in wanted]
-    return {name: torch.stack([row[name] for row in rows]) for name in default_state()}
+    """The rows of these clients, zeros where they have none."""
+    nothing = {name: torch.zeros_like(value) for name, value in row().items()}
+    rows = [{n: v[0] for n, v in state_of([model[c]]).items()} if c in model else nothing for c in wanted]
+    return {name: torch.stack([row[name] for row in rows]) for name in nothing}
 
 
 distinct = st.lists(st.integers(0, CLIENTS - 1), unique=True, min_size=1, max_size=12)
@@ -60,18 +63,18 @@ actions = st.lists(
 
 @pytest.fixture(scope="module", params=["one block", "small blocks", "mapped blocks"])
 def make(request, tmp_path_factory):
-    """Makes stores of each kind; a row of `default_state` has 40 bytes."""
+    """Makes stores of each kind; a row has 40 bytes."""
     kind, folder = request.param, tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         if kind != "one block":
             patch.setattr(module, "BLOCK", 200)
-        yield lambda: ClientStore(default_state(), CLIENTS, memory=0 if kind == "mapped blocks" else 1, folder=folder)
+        yield lambda: ClientStore(row(), CLIENTS, memory=0 if kind == "mapped blocks" else 1, folder=folder)
     assert not list(folder.iterdir())
 
 
 @settings(max_examples=40, deadline=None)
 @given(actions)
-def test_the_store_is_a_dictionary_with_a_default(make, steps):
+def test_the_store_is_a_dictionary(make, steps):
     store, model = make(), {}
     value = 100
     for action, clients in steps:
@@ -84,15 +87,20 @@ def test_the_store_is_a_dictionary_with_a_default(make, steps):
             store.drop(ids(*clients))
             model = {client: kept for client, kept in model.items() if client not in clients}
         elif action == "get" and clients:
-            assert_same(store.get(ids(*clients)), expected_of(model, clients))
+            assert_same(store.rows(ids(*clients)), expected_of(model, clients))
+            known = [client for client in clients if client in model]
+            assert_same(store.get(ids(*known)), expected_of(model, known) if known else store.rows(ids()))
+            if len(known) < len(clients):
+                with pytest.raises(KeyError, match="clients without a row"):
+                    store.get(ids(*clients))
         assert store.rows_used == len(model)
         assert np.flatnonzero(store.known(np.arange(CLIENTS))).tolist() == sorted(model)
     everybody = list(range(CLIENTS))
-    assert_same(store.get(ids(*everybody)), expected_of(model, everybody))
+    assert_same(store.rows(ids(*everybody)), expected_of(model, everybody))
 
 
 def test_nobody_is_asked_for():
-    store = ClientStore(default_state(), CLIENTS)
+    store = ClientStore(row(), CLIENTS)
     assert store.get(ids())["memory"].shape == (0, 2, 3)
     store.put(ids(), state_of([]))
     assert store.rows_used == 0
@@ -106,7 +114,7 @@ def resident():
 before = resident()
 store = ClientStore({"theta": torch.zeros(10_000)}, clients=1_000_000)  # 40 GB, if all of them were there
 store.put(np.array([999_999, 5]), {"theta": torch.ones(2, 10_000)})
-assert store.get(np.array([5, 6, 999_999]))["theta"].sum(1).tolist() == [10_000, 0, 10_000]
+assert store.rows(np.array([5, 6, 999_999]))["theta"].sum(1).tolist() == [10_000, 0, 10_000]
 print((resident() - before) // 1024)
 """
 
@@ -154,26 +162,25 @@ def test_a_full_disk_is_an_error_and_no_crash(tmp_path):
 
 
 def test_what_comes_out_is_a_copy():
-    store = ClientStore(default_state(), CLIENTS)
+    store = ClientStore(row(), CLIENTS)
     store.put(ids(3), state_of([8]))
     for clients in (ids(3), ids(4), ids(3, 4)):
-        for value in store.get(clients).values():
+        for value in store.rows(clients).values():
             value.fill_(-1)
-    assert_same(store.get(ids(3, 4)), expected_of({3: 8}, [3, 4]))
+    assert_same(store.rows(ids(3, 4)), expected_of({3: 8}, [3, 4]))
 
 
 def test_what_goes_in_is_copied():
-    default = default_state()
-    store, state = ClientStore(default, CLIENTS), state_of([8])
+    store, state = ClientStore(row(), CLIENTS), state_of([8])
     store.put(ids(3), state)
-    for value in (*state.values(), *default.values()):
+    for value in state.values():
         value.fill_(-1)
-    assert_same(store.get(ids(3, 4)), expected_of({3: 8}, [3, 4]))
+    assert_same(store.rows(ids(3, 4)), expected_of({3: 8}, [3, 4]))
 
 
 def test_algorithms_without_client_state():
     store = ClientStore({}, CLIENTS)
     store.put(ids(1, 2), {})
-    assert store.get(ids(1, 5)) == {}
+    assert store.get(ids(1, 2)) == {} and store.known(ids(1, 5)).tolist() == [True, False]
     store.put(ids(2, 3), {})
     assert store.rows_used == 3

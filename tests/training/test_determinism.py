@@ -70,7 +70,8 @@ def samples_used(engine, ids, round=3, seed=0, **local):
     federation = Federation.from_clients(data)
     task = Task(nn.Linear(len(unit), 1, bias=False), "mse")
     theta = torch.zeros(task.size)
-    own = {k: v.expand(len(ids), *v.shape).clone() for k, v in FedAvg().new_client(theta).items()}
+    first = FedAvg().new_client(theta, {"theta": theta})
+    own = {k: v.expand(len(ids), *v.shape).clone() for k, v in first.items()}
     work = Work(FedAvg(), round, "train", np.array(ids), own, Sent({"theta": theta}))
     up = ENGINES[engine](task, federation, Local(batch_size=5, **local), seed, threads=1).run(work).up["theta"]
     return {client: tuple(np.flatnonzero(row).tolist()) for client, row in zip(ids, up.numpy(), strict=True)}

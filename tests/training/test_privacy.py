@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.special import log_ndtr
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, SCAFFOLD, Algorithm, FedAvg, FedPer, PersFL, Sent
+from personafl.algorithms import ALGORITHMS, SCAFFOLD, Each, FedAvg, FedPer, Mean, PersFL, Sent
 from personafl.config import for_method, parse, read_config
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError, RunError
@@ -30,7 +30,10 @@ from personafl.training.clients import LocalClients
 from personafl.training.privacy import NoiseSource, Privacy, SecureNoise
 from tests.oracles.quadratic import quadratics
 
-PRIVATE = [name for name, kind in ALGORITHMS.items() if kind.private_uploads is not None]
+REASONS = {
+    name: [how.unprotected for how in kind().uplink.values() if how.unprotected] for name, kind in ALGORITHMS.items()
+}
+PRIVATE = [name for name, reasons in REASONS.items() if not reasons]
 SETTINGS = {
     "rounds": 4,
     "activity": 0.5,
@@ -95,7 +98,7 @@ def test_all_uploads_of_a_client_are_clipped_as_one_vector():
 
     @dataclass(frozen=True)
     class Two(FedAvg):
-        private_uploads: ClassVar = {"a": "w", "b": "v"}
+        uplink: ClassVar = {"a": Mean(relative_to="w"), "b": Mean(relative_to="v")}
 
     up = {"a": torch.tensor([[3.0, 0.0], [0.6, 0.0]]), "b": torch.tensor([[[1.0], [5.0]], [[7.0], [7.8]]])}
     sent = Sent({"w": torch.zeros(2)}, {"v": torch.tensor([[[1.0], [1.0]], [[7.0], [7.0]]])})
@@ -111,9 +114,9 @@ def test_every_algorithm_is_clipped_against_what_it_was_sent(name):
     clip, algorithm = 0.01, ALGORITHMS[name]() if name != "fedper" else FedPer(head=0)
     free, _ = answers(clients_of(algorithm, None))
     held, sent = answers(clients_of(algorithm, Privacy(clip)))
-    for up, down in algorithm.private_uploads.items():
-        before = sent.each.get(down, sent.shared.get(down))
-        far, near = free[up] - before, held[up] - before
+    for up, how in algorithm.uplink.items():
+        before = sent.each.get(how.relative_to, sent.shared.get(how.relative_to))
+        far, near = free.values[up] - before, held.values[up] - before
         assert (far.norm(dim=1) > 2 * clip).all()
         torch.testing.assert_close(near, far * clip / far.norm(dim=1, keepdim=True), atol=1e-7, rtol=1e-4)
 
@@ -162,10 +165,14 @@ def test_noise_of_a_client_of_its_own_is_normal_and_new_each_time():
 
 def test_a_client_of_its_own_never_repeats_its_noise():
     """Two answers to the same question, with the same seed: their difference is noise, not nothing."""
-    one, two = (answers(clients_of(FedAvg(), Privacy(1.0, 5.0), noise=SecureNoise()))[0]["theta"] for _ in range(2))
+    one, two = (
+        answers(clients_of(FedAvg(), Privacy(1.0, 5.0), noise=SecureNoise()))[0].values["theta"] for _ in range(2)
+    )
     assert not (one == two).any()
-    assert answers(clients_of(FedAvg(), Privacy(1.0, 5.0)))[0]["theta"].equal(
-        answers(clients_of(FedAvg(), Privacy(1.0, 5.0)))[0]["theta"]
+    assert (
+        answers(clients_of(FedAvg(), Privacy(1.0, 5.0)))[0]
+        .values["theta"]
+        .equal(answers(clients_of(FedAvg(), Privacy(1.0, 5.0)))[0].values["theta"])
     )
 
 
@@ -190,7 +197,7 @@ def test_answers_do_not_depend_on_company():
 def test_engines_agree(noise):
     made = {name: answers(clients_of(FedAvg(), Privacy(0.05, noise), name), round=7)[0] for name in ENGINES}
     for uploads in made.values():
-        torch.testing.assert_close(uploads["theta"], made["loop"]["theta"], atol=1e-6, rtol=0)
+        torch.testing.assert_close(uploads.values["theta"], made["loop"].values["theta"], atol=1e-6, rtol=0)
 
 
 # --- what a federation does with it
@@ -216,7 +223,7 @@ def test_the_mean_of_noisy_answers_has_the_closed_form_expectation_and_variance(
     clients = clients_of(FedAvg(weights), privacy, problem=problem)
     for round in range(1, runs + 1):  # each round from the same server, so that only the noise differs
         uploads, _ = answers(clients, round)
-        servers.append(clients.algorithm.aggregate({}, uploads)["theta"].double().numpy())
+        servers.append(clients.algorithm.aggregate({"theta": None}, uploads)["theta"].double().numpy())
     standard = (np.array(servers) - mean) / spread
     assert np.abs(standard.mean(0)).max() < 4 / np.sqrt(runs)
     assert 0.001 < stats.chi2.sf((standard**2).sum(), standard.size) < 0.999
@@ -230,7 +237,7 @@ def test_what_a_client_keeps_is_neither_clipped_nor_noisy(name):
     everybody = np.arange(len(free.client_index))
     before, after = free.store.get(everybody), noisy.store.get(everybody)
     assert all(after[key].equal(before[key]) for key in before)
-    assert not sent_noisy["theta"].isclose(sent_free["theta"]).any()
+    assert not sent_noisy.values["theta"].isclose(sent_free.values["theta"]).any()
 
 
 def test_a_client_that_failed_sent_nothing(monkeypatch):
@@ -245,9 +252,9 @@ def test_a_client_that_failed_sent_nothing(monkeypatch):
     monkeypatch.setattr(clients.engine, "run", with_nan)
     uploads, _ = answers(clients)
     assert uploads.ids.tolist() == [0, 2, 3] and clients.releases.tolist() == [1, 0, 1, 1]
-    assert uploads["theta"].isfinite().all()
-    alone = answers(clients_of(FedAvg(), Privacy(1.0, 1.0)))[0]
-    assert uploads["theta"].equal(alone["theta"][[0, 2, 3]]), "the others' noise is their own still"
+    assert uploads.values["theta"].isfinite().all()
+    alone = answers(clients_of(FedAvg(), Privacy(1.0, 1.0)))[0].values["theta"]
+    assert uploads.values["theta"].equal(alone[[0, 2, 3]]), "the others' noise is their own still"
 
 
 def test_what_is_not_declared_does_not_go_up_unprotected():
@@ -257,8 +264,9 @@ def test_what_is_not_declared_does_not_go_up_unprotected():
             kept, up = super().finish(own, carry, sent, ctx)
             return kept, {**up, "samples": ctx.samples.float()}
 
-    with pytest.raises(ConfigError, match=r"sends theta, samples, but its private_uploads has theta: all that goes up"):
-        answers(clients_of(Talkative(), Privacy(1.0)))
+    for privacy in (Privacy(1.0), None):
+        with pytest.raises(ConfigError, match=r"sends theta, samples, but its uplink has theta: all that goes up"):
+            answers(clients_of(Talkative(), privacy))
 
 
 # --- ε
@@ -363,7 +371,7 @@ def test_persfl_and_separate_run_with_privacy(tmp_path):
         settings = {**SETTINGS, "rounds": 2, "algorithm": name}
         spent[name] = max(train_config(parse(settings), tmp_path / name).clients().column("epsilon").to_pylist())
     assert spent["separate"] == 0 < spent["persfl"], "who sends nothing tells nothing"
-    assert PersFL.private_uploads == FedAvg.private_uploads
+    assert PersFL().uplink == FedAvg().uplink
 
 
 # --- the report
@@ -408,15 +416,15 @@ def test_the_reports_config_has_the_same_privacy(finished, tmp_path):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_says_whether_its_answers_can_be_protected(name):
-    kind = ALGORITHMS[name]
     settings = {**SETTINGS, "algorithm": name}
-    if kind.private_uploads is not None:
+    if name in PRIVATE:
+        assert all(how.relative_to for how in ALGORITHMS[name]().uplink.values())
         assert parse(settings).privacy == Privacy(0.5, 0.25, 1e-4)
         return
-    assert kind.not_private != Algorithm.not_private
     with pytest.raises(ConfigError) as refused:
         parse(settings)
-    assert str(refused.value).startswith(f"[privacy] cannot be combined with {name}: {kind.not_private}; ")
+    assert str(refused.value).startswith(f"[privacy] cannot be combined with {name}: {REASONS[name][0]}")
+    assert all(reason in str(refused.value) for reason in REASONS[name])
     assert "\n" not in str(refused.value)
 
 
@@ -434,16 +442,19 @@ def test_who_is_refused():
     assert {*ALGORITHMS} - {*PRIVATE} == {"selffl", "selffl-aug", "scaffold"}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_secure_aggregation_is_refused_with_the_reason(name):
-    settings = {**SETTINGS, "algorithm": name, "privacy": {"clip": 1.0, "secure_aggregation": True}}
-    needed = "two at a time" if "amp" in name else "σ0² is the spread" if "selffl" in name else "older interface only"
-    with pytest.raises(ConfigError, match=rf"^privacy.secure_aggregation = true: .*{needed}.*$"):
-        parse(settings)
+def test_an_upload_that_says_nothing_of_what_it_is_relative_to_is_refused():
+    @dataclass(frozen=True)
+    class Silent(FedAvg):
+        uplink: ClassVar = {"theta": Mean()}
+
+    with pytest.raises(
+        ConfigError, match=r"it does not say what theta is measured against \(relative_to in its uplink"
+    ):
+        Privacy(1.0).check(Silent())
 
 
 def test_whose_server_needs_more_than_sums():
-    """Aggregation by the mean alone gives the same server as aggregation by single answers, or `sees_each` says why
+    """Aggregation by the mean alone gives the same server as aggregation by single answers, or an `Each` says why
     not: the two answers are replaced by their mean, twice."""
     for name, kind in ALGORITHMS.items():
         if name.startswith("persfl") or name == "separate":
@@ -457,11 +468,14 @@ def test_whose_server_needs_more_than_sums():
 
         def aggregate(values, clients=clients, uploads=uploads):
             server = clients.algorithm.new_server(clients.task.theta0, 2)
-            return clients.algorithm.aggregate(server, type(uploads)(uploads.ids, uploads.samples, values))
+            return clients.algorithm.aggregate(
+                server, type(uploads)(uploads.ids, uploads.samples, values, uploads.uplink)
+            )
 
         single, mean = aggregate(uploads.values), aggregate(same)
         alike = all(torch.allclose(single[n].double(), mean[n].double(), atol=1e-6) for n in single)
-        assert alike == (kind.sees_each == ""), name
+        assert alike == all(isinstance(how, Mean) for how in algorithm.uplink.values()), name
+        assert all(how.why for how in algorithm.uplink.values() if isinstance(how, Each)), name
 
 
 @pytest.mark.parametrize(
@@ -476,7 +490,7 @@ def test_whose_server_needs_more_than_sums():
         ({"clip": 1.0, "delta": 0}, r"privacy.delta = 0.0: must be in \(0, 1\)"),
         ({"clip": 1.0, "delta": 1}, r"privacy.delta = 1.0: must be in \(0, 1\)"),
         ({"clip": "1"}, r"privacy.clip = '1'"),
-        ({"clip": 1.0, "secure_aggregation": "false"}, r"privacy.secure_aggregation = 'false'"),
+        ({"clip": 1.0, "secure_aggregation": True}, r"unknown key 'privacy.secure_aggregation'"),
         ({"clip": 1.0, "nosie": 1}, r"unknown key 'privacy.nosie' \(did you mean 'privacy.noise'\?\)"),
         ("strong", r"privacy = 'strong': must be a table"),
     ],

@@ -85,8 +85,10 @@ def _reference(reference: references.Reference, job: Job, threads: int) -> None:
     task, federation = job.task(), job.federation()
     engine, _ = make_engine(EngineSettings("loop"), task, federation, job.local, 0)
     ids = Schedule(activity=job.active / job.clients).cohort(0, 1, job.clients)
-    own = {n: v.expand(len(ids), *v.shape).clone() for n, v in FedAvg().new_client(task.theta0).items()}
-    work = Work(FedAvg(), 1, "train", ids, own, Sent({"theta": task.theta0}))
+    sent = Sent({"theta": task.theta0})
+    first = FedAvg().new_client(task.theta0, sent.one(0))
+    own = {n: v.expand(len(ids), *v.shape).clone() for n, v in first.items()}
+    work = Work(FedAvg(), 1, "train", ids, own, sent)
     plan = engine._plan(work, engine._keys(work), job.local.default_steps(federation.sizes("train")[ids]))
     index = torch.from_numpy(plan.positions)
     reuse_memory()

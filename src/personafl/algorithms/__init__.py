@@ -5,7 +5,19 @@ name it in a config as "package.module:Name", or let your package's entry points
 """
 
 from personafl.algorithms.apfl import APFL
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Program, Sent, Uploads
+from personafl.algorithms.base import (
+    About,
+    Algorithm,
+    Context,
+    Each,
+    Gradient,
+    JobInfo,
+    Mean,
+    Program,
+    Sent,
+    Uplink,
+    Uploads,
+)
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
@@ -33,9 +45,11 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "SCAFFOLD",
+    "About",
     "Algorithm",
     "Context",
     "Ditto",
+    "Each",
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
@@ -45,6 +59,7 @@ __all__ = [
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
+    "Mean",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
@@ -54,6 +69,7 @@ __all__ = [
     "SelfFLAug",
     "Sent",
     "Separate",
+    "Uplink",
     "Uploads",
 ]
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Uplink
 from personafl.settings import check
 from personafl.states import State
 
@@ -33,23 +33,23 @@ class APFL(Algorithm):
     alpha: float = 0.5
     adaptive: bool = False
 
-    name: ClassVar[str] = "apfl"
-    paper: ClassVar[str] = "Deng et al. 2020"
-    personalized: ClassVar[str] = "α v + (1 − α) w"
-    keeps: ClassVar[str] = "v, α"
-    newcomer: ClassVar[str] = "trains v once from the final w, at the initial α"
-    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
+    about = About(
+        name="apfl",
+        paper="Deng et al. 2020",
+        personalized="α v + (1 − α) w",
+        keeps="v, α",
+        newcomer="trains v once from the final w, at the initial α",
+    )
+    uplink: ClassVar[Uplink] = {"theta": Mean(relative_to="theta")}
 
     def __post_init__(self) -> None:
         check("algorithm.alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]: the share of the client's own model")
 
-    def new_client(self, theta0: Tensor) -> State:
-        scalar = torch.zeros((), device=theta0.device)
-        return {"v": theta0, "alpha": scalar + self.alpha, "trained": scalar}
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"v": sent["theta"], "alpha": torch.zeros((), device=theta0.device) + self.alpha}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
-        v = torch.where(own["trained"] > 0, own["v"], sent["theta"])
-        return {"w": sent["theta"], "v": v, "alpha": own["alpha"]}, ctx.steps
+        return {"w": sent["theta"], "v": own["v"], "alpha": own["alpha"]}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         w, v, alpha = carry["w"], carry["v"], carry["alpha"]
@@ -61,19 +61,10 @@ class APFL(Algorithm):
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        kept = {"v": carry["v"], "alpha": carry["alpha"], "trained": torch.ones_like(own["trained"])}
-        return kept, {"theta": carry["w"]}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        return {**server, "theta": uploads.mean("theta")}
-
-    @property
-    def averages(self) -> Weights | None:
-        return "equal"
+        return {"v": carry["v"], "alpha": carry["alpha"]}, {"theta": carry["w"]}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        v = torch.where(own["trained"] > 0, own["v"], sent["theta"])
-        return own["alpha"] * v + (1 - own["alpha"]) * sent["theta"]
+        return own["alpha"] * own["v"] + (1 - own["alpha"]) * sent["theta"]
 
     def report(self, own: State, sent: State) -> State:
         return {"alpha": own["alpha"]}

@@ -13,12 +13,11 @@ active has w; v takes as many steps as y.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
-import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink
 from personafl.settings import check
 from personafl.states import State
 
@@ -30,15 +29,20 @@ class Ditto(Algorithm):
     lam: float = 1.0
     weights: Literal["samples", "equal"] = "samples"
 
-    name: ClassVar[str] = "ditto"
-    paper: ClassVar[str] = "Li et al. 2021"
-    personalized: ClassVar[str] = "v"
-    keeps: ClassVar[str] = "v"
-    newcomer: ClassVar[str] = "trains v once from the final w, pulled towards it"
-    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
+    about = About(
+        name="ditto",
+        paper="Li et al. 2021",
+        personalized="v",
+        keeps="v",
+        newcomer="trains v once from the final w, pulled towards it",
+    )
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam >= 0, "at least 0: a negative λ would push v away from w")
+
+    @property
+    def uplink(self) -> Uplink:
+        return {"theta": Mean(weights=self.weights, relative_to="theta")}
 
     def prepare(self, job: JobInfo) -> Self:
         lr = job.local.lr
@@ -48,12 +52,11 @@ class Ditto(Algorithm):
         check("local.lr", lr, lr * self.lam < 2, limit)
         return self
 
-    def new_client(self, theta0: Tensor) -> State:
-        return {"v": theta0, "trained": torch.zeros((), device=theta0.device)}
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"v": sent["theta"]}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
-        v = torch.where(own["trained"] > 0, own["v"], sent["theta"])
-        return {"y": sent["theta"], "v": v}, ctx.steps
+        return {"y": sent["theta"], "v": own["v"]}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         ctx.descend(carry, "y", grad)
@@ -61,14 +64,7 @@ class Ditto(Algorithm):
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        return {"v": carry["v"], "trained": torch.ones_like(own["trained"])}, {"theta": carry["y"]}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        return {**server, "theta": uploads.mean("theta", self.weights)}
-
-    @property
-    def averages(self) -> Weights | None:
-        return self.weights
+        return {"v": carry["v"]}, {"theta": carry["y"]}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["trained"] > 0, own["v"], sent["theta"])
+        return own["v"]

@@ -27,13 +27,14 @@ Ours, because nobody knows the scale of a distance between models beforehand:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
+from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -43,18 +44,15 @@ COLUMNS = 1024
 
 
 @dataclass(frozen=True)
-class _MessagePassing(Algorithm):
+class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """What both have in common: everything but the weights."""
 
     pull: float = 0.1
 
-    paper: ClassVar[str] = "Huang et al. 2021"
-    personalized: ClassVar[str] = "w_i"
-    keeps: ClassVar[str] = "w_i"
-    newcomer: ClassVar[str] = "trains from the mean of all models, then from the models similar to its own"
     newcomer_rounds: ClassVar[int] = 2
-    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "u"}
-    sees_each: ClassVar[str] = "the server weighs clients by how similar their models are, two at a time"
+    uplink: ClassVar[Uplink] = {
+        "theta": Each(why="the server weighs clients by how similar their models are, two at a time", relative_to="u")
+    }
 
     def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
         """ξ (K, M) for the rows `w` (K, P), and the pull λ/α_k. Row k's own column is `ids[k]` (−1: it has none)."""
@@ -64,8 +62,8 @@ class _MessagePassing(Algorithm):
         models = theta0.expand(clients, -1).clone()
         return {"models": models, "round": torch.zeros((), dtype=torch.int64)}
 
-    def new_client(self, theta0: Tensor) -> State:
-        return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"theta": sent["u"]}
 
     def send(self, server: State, ids: Tensor) -> Sent:
         everybody = server["models"]
@@ -87,7 +85,7 @@ class _MessagePassing(Algorithm):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         w = carry["theta"]
-        return {"theta": w, "trained": torch.ones_like(own["trained"])}, {"theta": w}
+        return {"theta": w}, {"theta": w}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         models = server["models"]
@@ -95,7 +93,7 @@ class _MessagePassing(Algorithm):
         return {"models": models, "round": server["round"] + 1}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["trained"] > 0, own["theta"], sent["u"])
+        return own["theta"]
 
     def global_model(self, server: State) -> Tensor | None:
         return None
@@ -104,9 +102,6 @@ class _MessagePassing(Algorithm):
         everybody = server["models"]
         ids = torch.arange(len(everybody), device=everybody.device)
         return {"weights": self._weights(everybody, everybody, ids, server["round"])[0]}
-
-    def join(self, theta0: Tensor, sent: State) -> State:
-        return self.new_client(sent["u"])
 
     def welcome(self, server: State, upload: State) -> Sent:
         everybody = server["models"]
@@ -128,7 +123,13 @@ class FedAMP(_MessagePassing):
     alpha_decay: float = 1.0
     alpha_decay_every: int = 30
 
-    name: ClassVar[str] = "fedamp"
+    about = About(
+        name="fedamp",
+        paper="Huang et al. 2021",
+        personalized="w_i",
+        keeps="w_i",
+        newcomer="trains from the mean of all models, then from the models similar to its own",
+    )
 
     def __post_init__(self) -> None:
         for key in ("sigma", "alpha", "lam"):
@@ -177,7 +178,7 @@ class HeurFedAMP(_MessagePassing):
     sigma: float | None = None
     contrast: float = 2.0
 
-    name: ClassVar[str] = "heurfedamp"
+    about = replace(FedAMP.about, name="heurfedamp")
 
     def __post_init__(self) -> None:
         share = "in [0, 1): ξ_ii is a client's share in its own cloud model"

@@ -16,13 +16,13 @@ client keeps nothing; the fine-tuned model is made anew before each evaluation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Program, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Program, Uplink
 from personafl.settings import check
 from personafl.states import State
 
@@ -33,14 +33,14 @@ class FedAvg(Algorithm):
 
     weights: Literal["samples", "equal"] = "samples"
 
-    name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = "McMahan et al. 2017"
-    personalized: ClassVar[str] = "the locally trained y_i"
-    keeps: ClassVar[str] = "y_i"
-    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
+    about = About(name="fedavg", paper="McMahan et al. 2017", personalized="the locally trained y_i", keeps="y_i")
 
-    def new_client(self, theta0: Tensor) -> State:
-        return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+    @property
+    def uplink(self) -> Uplink:
+        return {"theta": Mean(weights=self.weights, relative_to="theta")}
+
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"theta": sent["theta"]}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"]}, ctx.steps
@@ -51,17 +51,10 @@ class FedAvg(Algorithm):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         y = carry["theta"]
-        return {"theta": y, "trained": torch.ones_like(own["trained"])}, {"theta": y}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        return {**server, "theta": uploads.mean("theta", self.weights)}
-
-    @property
-    def averages(self) -> Weights | None:
-        return self.weights
+        return {"theta": y}, {"theta": y}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["trained"] > 0, own["theta"], sent["theta"])
+        return own["theta"]
 
 
 @dataclass(frozen=True)
@@ -88,14 +81,10 @@ class FineTuned(Algorithm):
 
     fine_tune_steps: int = 40
 
-    personalized: ClassVar[str] = "w fine-tuned on the client's training data"
-    keeps: ClassVar[str] = "nothing"
-    newcomer: ClassVar[str] = "fine-tunes the final global model"
-
     def __post_init__(self) -> None:
         check("algorithm.fine_tune_steps", self.fine_tune_steps, self.fine_tune_steps >= 0, "at least 0")
 
-    def new_client(self, theta0: Tensor) -> State:
+    def new_client(self, theta0: Tensor, sent: State) -> State:
         return {}
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
@@ -108,8 +97,19 @@ class FineTuned(Algorithm):
         return own["theta"]
 
 
+def fine_tuned(about: About) -> About:
+    """An algorithm in words, with its fine-tuned form."""
+    return replace(
+        about,
+        name=f"{about.name}-ft",
+        personalized="w fine-tuned on the client's training data",
+        keeps="nothing",
+        newcomer="fine-tunes the final global model",
+    )
+
+
 @dataclass(frozen=True)
 class FedAvgFT(FineTuned, FedAvg):
     """FedAvg, then a few steps on the client's own data."""
 
-    name: ClassVar[str] = "fedavg-ft"
+    about = fine_tuned(FedAvg.about)

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -35,16 +35,21 @@ class FedPer(Algorithm):
 
     # Sizes of the pieces of the vector, in order, and whether each belongs to the head: set by `prepare`.
     _pieces: ClassVar[tuple[tuple[int, bool], ...]] = ()
-    name: ClassVar[str] = "fedper"
-    paper: ClassVar[str] = "Arivazhagan et al. 2019"
-    personalized: ClassVar[str] = "the current base with the client's head"
-    keeps: ClassVar[str] = "its head"
-    traffic: ClassVar[tuple[str, str]] = ("1 − h", "1 − h")
-    newcomer: ClassVar[str] = "trains base and head once from the final base and θ0's head, keeps the head"
-    private_uploads: ClassVar[dict[str, str] | None] = {"base": "base"}
+    about = About(
+        name="fedper",
+        paper="Arivazhagan et al. 2019",
+        personalized="the current base with the client's head",
+        keeps="its head",
+        traffic=("1 − h", "1 − h"),
+        newcomer="trains base and head once from the final base and θ0's head, keeps the head",
+    )
 
     def __post_init__(self) -> None:
         check("algorithm.head", self.head, self.head >= 0, "at least 0")
+
+    @property
+    def uplink(self) -> Uplink:
+        return {"base": Mean(weights=self.weights, relative_to="base")}
 
     def prepare(self, job: JobInfo) -> Self:
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in job.layers))
@@ -84,11 +89,8 @@ class FedPer(Algorithm):
         base, head = self._split(theta0)
         return {"base": base.clone(), "head0": head.clone()}
 
-    def new_client(self, theta0: Tensor) -> State:
+    def new_client(self, theta0: Tensor, sent: State) -> State:
         return {"head": self._split(theta0)[1]}
-
-    def join(self, theta0: Tensor, sent: State) -> State:
-        return self.new_client(theta0)
 
     def send(self, server: State, ids: Tensor) -> Sent:
         return Sent({"base": server["base"]})
@@ -103,13 +105,6 @@ class FedPer(Algorithm):
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         base, head = self._split(carry["theta"])
         return {"head": head}, {"base": base}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        return {**server, "base": uploads.mean("base", self.weights)}
-
-    @property
-    def averages(self) -> Weights | None:
-        return self.weights
 
     def personal(self, own: State, sent: State) -> Tensor:
         return self._join(sent["base"], own["head"])

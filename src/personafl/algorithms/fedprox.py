@@ -12,11 +12,11 @@ the values that the paper tries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 from personafl.algorithms.base import Context, Gradient, JobInfo
-from personafl.algorithms.fedavg import FedAvg, FineTuned
+from personafl.algorithms.fedavg import FedAvg, FineTuned, fine_tuned
 from personafl.settings import check
 from personafl.states import State
 
@@ -27,8 +27,7 @@ class FedProx(FedAvg):
 
     mu: float = 0.1
 
-    name: ClassVar[str] = "fedprox"
-    paper: ClassVar[str] = "Li et al. 2020"
+    about = replace(FedAvg.about, name="fedprox", paper="Li et al. 2020")
 
     def __post_init__(self) -> None:
         check("algorithm.mu", self.mu, self.mu >= 0, "at least 0: a negative μ would push clients apart")
@@ -50,7 +49,7 @@ class FedProx(FedAvg):
 class FedProxFT(FineTuned, FedProx):
     """FedProx, then a few steps on the client's own data."""
 
-    name: ClassVar[str] = "fedprox-ft"
+    about = fine_tuned(FedProx.about)
 
     def __post_init__(self) -> None:
         FedProx.__post_init__(self)

@@ -21,14 +21,15 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Program, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Program, Uplink
+from personafl.algorithms.extras import SeveralBatches
 from personafl.algorithms.fedavg import FineTune
 from personafl.settings import check
 from personafl.states import State
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm):
+class PerFedAvg(SeveralBatches, Algorithm):
     """A global model to start from, one gradient step away from everybody's own."""
 
     variant: Literal["first-order", "hessian-free"] = "first-order"
@@ -36,11 +37,13 @@ class PerFedAvg(Algorithm):
     delta: float = 0.001
     adapt_steps: int = 1
 
-    name: ClassVar[str] = "perfedavg"
-    paper: ClassVar[str] = "Fallah et al. 2020"
-    personalized: ClassVar[str] = "w after one α-step on the client's training data"
-    newcomer: ClassVar[str] = "takes one α-step from the final w"
-    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
+    about = About(
+        name="perfedavg",
+        paper="Fallah et al. 2020",
+        personalized="w after one α-step on the client's training data",
+        newcomer="takes one α-step from the final w",
+    )
+    uplink: ClassVar[Uplink] = {"theta": Mean(relative_to="theta")}
 
     def __post_init__(self) -> None:
         check("algorithm.alpha", self.alpha, self.alpha >= 0, "at least 0")
@@ -66,13 +69,6 @@ class PerFedAvg(Algorithm):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {}, {"theta": carry["theta"]}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        return {**server, "theta": uploads.mean("theta")}
-
-    @property
-    def averages(self) -> Weights | None:
-        return "equal"
 
     def evaluation_program(self, last: bool) -> Program | None:
         return FineTune(self.adapt_steps, self.alpha)

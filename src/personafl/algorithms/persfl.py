@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Gradient, JobInfo, Program, Sent, Uploads, Weights
+from personafl.algorithms.base import About, Context, Gradient, JobInfo, Program, Sent, Uploads
+from personafl.algorithms.extras import SideBySide, Welcomes
 from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
 from personafl.kernels.task import cross_entropy
@@ -40,7 +41,7 @@ from personafl.states import State
 
 
 @dataclass(frozen=True)
-class PersFL(FedAvg):
+class PersFL(Welcomes, FedAvg):
     """FedAvg, then distillation from each client's best global model."""
 
     temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
@@ -49,11 +50,13 @@ class PersFL(FedAvg):
     teacher: Literal["best", "last"] = "best"
     keep_models: bool = False
 
-    name: ClassVar[str] = "persfl"
-    paper: ClassVar[str] = "Divi 2021"
-    personalized: ClassVar[str] = "the student distilled from the best global model"
-    keeps: ClassVar[str] = "its teacher"
-    newcomer: ClassVar[str] = "distils from the best global model that the server kept, else from the last"
+    about = About(
+        name="persfl",
+        paper="Divi 2021",
+        personalized="the student distilled from the best global model",
+        keeps="its teacher",
+        newcomer="distils from the best global model that the server kept, else from the last",
+    )
     uses_validation: ClassVar[bool] = True
     divergence: ClassVar[Literal["kl", "cross-entropy"]] = "kl"
 
@@ -73,9 +76,9 @@ class PersFL(FedAvg):
             raise ConfigError(f"{self.name} distils class probabilities: it needs a classification task")
         return self
 
-    def new_client(self, theta0: Tensor) -> State:
+    def new_client(self, theta0: Tensor, sent: State) -> State:
         scalar = torch.zeros((), device=theta0.device)
-        return {"teacher": theta0, "loss": scalar + torch.finfo(torch.float32).max, "round": scalar - 1}
+        return {"teacher": sent["theta"], "loss": scalar + torch.finfo(torch.float32).max, "round": scalar - 1}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"], **self._choose(own, sent, ctx)}, ctx.steps
@@ -106,13 +109,6 @@ class PersFL(FedAvg):
             new["history"] = torch.cat([server.get("history", server["theta"][None]), new["theta"][None]])
         return new
 
-    @property
-    def averages(self) -> Weights | None:
-        return self.weights
-
-    def send(self, server: State, ids: Tensor) -> Sent:
-        return Sent({"theta": server["theta"]})
-
     def welcome(self, server: State, upload: State) -> Sent:
         return Sent({name: server[name] for name in ("theta", "history") if name in server})
 
@@ -120,9 +116,7 @@ class PersFL(FedAvg):
         return Distill(self) if last else None
 
     def personal(self, own: State, sent: State) -> Tensor:
-        if "student" in own:
-            return own["student"]
-        return torch.where(own["round"] >= 0, own["teacher"], sent["theta"])
+        return own.get("student", own["teacher"])
 
     def report(self, own: State, sent: State) -> State:
         nothing = torch.full_like(own["round"], torch.nan)
@@ -137,12 +131,12 @@ class PersFL(FedAvg):
 class PersFLGD(PersFL):
     """PersFL with cross-entropy between teacher and student in place of the KL divergence."""
 
-    name: ClassVar[str] = "persfl-gd"
+    about = replace(PersFL.about, name="persfl-gd")
     divergence: ClassVar[Literal["kl", "cross-entropy"]] = "cross-entropy"
 
 
 @dataclass(frozen=True)
-class Distill(Program):
+class Distill(SideBySide, Program):
     """Stage 2: one student for each point of the grid, all trained side by side, the best one kept."""
 
     stage1: PersFL

@@ -19,10 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink, Uploads
 from personafl.settings import check
 from personafl.states import State
 
@@ -36,12 +35,14 @@ class PFedMe(Algorithm):
     inner_steps: int = 5
     beta: float = 1.0
 
-    name: ClassVar[str] = "pfedme"
-    paper: ClassVar[str] = "T. Dinh et al. 2020"
-    personalized: ClassVar[str] = "θ, the proximal point"
-    keeps: ClassVar[str] = "θ"
-    newcomer: ClassVar[str] = "finds its proximal point from the final w by one round's steps"
-    private_uploads: ClassVar[dict[str, str] | None] = {"theta": "theta"}
+    about = About(
+        name="pfedme",
+        paper="T. Dinh et al. 2020",
+        personalized="θ, the proximal point",
+        keeps="θ",
+        newcomer="finds its proximal point from the final w by one round's steps",
+    )
+    uplink: ClassVar[Uplink] = {"theta": Mean(relative_to="theta")}
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam > 0, "above 0: λ ties θ to w")
@@ -58,8 +59,8 @@ class PFedMe(Algorithm):
         )
         return self
 
-    def new_client(self, theta0: Tensor) -> State:
-        return {"theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"theta": sent["theta"]}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"w": sent["theta"], "theta": sent["theta"]}, ctx.steps
@@ -72,14 +73,10 @@ class PFedMe(Algorithm):
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        return {"theta": carry["theta"], "trained": torch.ones_like(own["trained"])}, {"theta": carry["w"]}
+        return {"theta": carry["theta"]}, {"theta": carry["w"]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         return {**server, "theta": (1 - self.beta) * server["theta"] + self.beta * uploads.mean("theta")}
 
-    @property
-    def averages(self) -> Weights | None:
-        return "equal"
-
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["trained"] > 0, own["theta"], sent["theta"])
+        return own["theta"]

@@ -20,9 +20,14 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads, Weights
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink, Uploads
 from personafl.settings import check
 from personafl.states import State
+
+TWO_SCALES = (
+    "it sends a change of the model and one of the control variate, which differ in scale by steps × lr, so that no "
+    "one clip fits both"
+)
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,15 @@ class SCAFFOLD(Algorithm):
 
     global_lr: float = 1.0
 
-    name: ClassVar[str] = "scaffold"
-    paper: ClassVar[str] = "Karimireddy et al. 2020"
-    personalized: ClassVar[str] = "the locally trained y_i"
-    keeps: ClassVar[str] = "c_i, y_i"
-    traffic: ClassVar[tuple[str, str]] = ("2", "2")
-    newcomer: ClassVar[str] = "trains once from the final w with c_i = 0"
-    not_private: ClassVar[str] = (
-        "it sends a change of the model and one of the control variate, which differ in scale by steps × lr, so that "
-        "no one clip fits both"
+    about = About(
+        name="scaffold",
+        paper="Karimireddy et al. 2020",
+        personalized="the locally trained y_i",
+        keeps="c_i, y_i",
+        traffic=("2", "2"),
+        newcomer="trains once from the final w with c_i = 0",
     )
+    uplink: ClassVar[Uplink] = {"delta": Mean(unprotected=TWO_SCALES), "delta_c": Mean(unprotected=TWO_SCALES)}
 
     def __post_init__(self) -> None:
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")
@@ -59,8 +63,8 @@ class SCAFFOLD(Algorithm):
         count = torch.tensor(float(clients), device=theta0.device)
         return {"theta": theta0.clone(), "c": torch.zeros_like(theta0), "clients": count}
 
-    def new_client(self, theta0: Tensor) -> State:
-        return {"c": torch.zeros_like(theta0), "theta": theta0, "trained": torch.zeros((), device=theta0.device)}
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"c": torch.zeros_like(theta0), "theta": sent["theta"]}
 
     def send(self, server: State, ids: Tensor) -> Sent:
         return Sent({"theta": server["theta"], "c": server["c"]})
@@ -75,10 +79,7 @@ class SCAFFOLD(Algorithm):
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         y, w = carry["theta"], sent["theta"]
         c = own["c"] - sent["c"] + (w - y) / (ctx.steps * ctx.lr)
-        return {"c": c, "theta": y, "trained": torch.ones_like(own["trained"])}, {
-            "delta": y - w,
-            "delta_c": c - own["c"],
-        }
+        return {"c": c, "theta": y}, {"delta": y - w, "delta_c": c - own["c"]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         share = len(uploads) / server["clients"]
@@ -88,9 +89,5 @@ class SCAFFOLD(Algorithm):
             "c": server["c"] + share * uploads.mean("delta_c"),
         }
 
-    @property
-    def averages(self) -> Weights | None:
-        return "equal"
-
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["trained"] > 0, own["theta"], sent["theta"])
+        return own["theta"]

@@ -46,7 +46,8 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Sent, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
+from personafl.algorithms.extras import SendsForEvaluation
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -55,7 +56,7 @@ FLOOR = 1e-12
 
 
 @dataclass(frozen=True)
-class SelfFL(Algorithm):
+class SelfFL(SendsForEvaluation, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
     l_max: int = 40
@@ -71,16 +72,25 @@ class SelfFL(Algorithm):
     clusters: Literal["none", "group", "uncertainty"] = "none"
     cluster_count: int = 5
 
-    name: ClassVar[str] = "selffl"
-    paper: ClassVar[str] = "Chen et al. 2022"
-    personalized: ClassVar[str] = "θ_m"
-    keeps: ClassVar[str] = "θ_m, its running mean, σ_m², a count"
-    newcomer: ClassVar[str] = "trains once from the final θ, as a client in its first round"
-    not_private: ClassVar[str] = (
-        "σ_m² goes up as it is, without a bound that noise could be scaled by, and the server would take the noise on "
-        "models for differences between clients (σ0²)"
+    about = About(
+        name="selffl",
+        paper="Chen et al. 2022",
+        personalized="θ_m",
+        keeps="θ_m, its running mean, σ_m², a count",
+        newcomer="trains once from the final θ, as a client in its first round",
     )
-    sees_each: ClassVar[str] = "the server weighs each model by its σ_m², and σ0² is the spread of the single models"
+    uplink: ClassVar[Uplink] = {
+        "theta": Each(
+            why="the server weighs each model by its σ_m², and σ0² is the spread of the single models",
+            weights="samples",  # of warm rounds
+            relative_to="theta",
+            unprotected="the server would take noise on models for differences between clients (σ0²)",
+        ),
+        "sigma2": Each(
+            why="the server weighs each model by its σ_m²",
+            unprotected="σ_m² goes up as it is, without a bound that noise could be scaled by",
+        ),
+    }
 
     # The cluster of each client, where clusters are given groups: set by `prepare`.
     _groups: ClassVar[tuple[int, ...]] = ()
@@ -148,7 +158,7 @@ class SelfFL(Algorithm):
         theta, reported, clients = uploads["theta"], uploads["sigma2"], len(server["sigma2"])
         round = server["round"] + 1
         if round <= self.warm_rounds:
-            return {**server, "theta": uploads.mean("theta", "samples"), "round": round}
+            return {**server, "theta": uploads.mean("theta"), "round": round}
         spread = (theta - theta.mean(0)).square().sum(1)
         sigma0_2 = spread.sum() if self.variance == "sum" else spread.mean()
         sigma2 = _filled(reported).clamp(min=FLOOR)
@@ -202,14 +212,9 @@ class SelfFL(Algorithm):
 
     # --- client ----------------------------------------------------------------------------------------------
 
-    def new_client(self, theta0: Tensor) -> State:
-        scalar = torch.zeros((), device=theta0.device)
-        return {
-            "theta": theta0,
-            "mean": torch.zeros_like(theta0),
-            "sigma2": scalar,
-            "t": scalar - 1,
-        }  # −1: never active
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        zero = torch.zeros((), device=theta0.device)
+        return {"theta": sent["theta"], "mean": torch.zeros_like(theta0), "sigma2": zero, "t": zero}
 
     def _aware(self, own: State, sent: State) -> Tensor:
         """Whether a client knows its own variance, and the server that between clients."""
@@ -248,7 +253,7 @@ class SelfFL(Algorithm):
         return new, {"theta": theta, "sigma2": torch.where(new["t"] >= 2, new["sigma2"], -1.0)}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["t"] < 0, sent["theta"], own["theta"])
+        return own["theta"]
 
     def report(self, own: State, sent: State) -> State:
         """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others)."""
@@ -267,7 +272,7 @@ class SelfFL(Algorithm):
 
 def online_variance(own: State, x: Tensor, counts: Tensor, window: int = 0) -> State:
     """The running mean and variance of a client's parameters, one activation further (where it counts)."""
-    before = own["t"].clamp(min=0)
+    before = own["t"].clamp(min=0)  # −1 in runs of earlier versions, of a client that failed in its first round
     t = before + 1
     after = t
     if window:

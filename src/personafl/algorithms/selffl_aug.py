@@ -14,13 +14,13 @@ after `extra_steps` further steps in any case. The engine runs all `extra_steps`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Gradient
+from personafl.algorithms.base import Context, Gradient, Mean, Uplink
 from personafl.algorithms.selffl import SelfFL, online_variance
 from personafl.settings import check
 from personafl.states import State
@@ -33,18 +33,27 @@ class SelfFLAug(SelfFL):
     extra_steps: int = 100
     tolerance: float = 1e-3
 
-    name: ClassVar[str] = "selffl-aug"
-    personalized: ClassVar[str] = "θ_m^t"
-    keeps: ClassVar[str] = "θ_m^t, θ_{m,t}, its running mean, σ_m², a count"
-    traffic: ClassVar[tuple[str, str]] = ("2", "1")
+    about = replace(
+        SelfFL.about,
+        name="selffl-aug",
+        personalized="θ_m^t",
+        keeps="θ_m^t, θ_{m,t}, its running mean, σ_m², a count",
+        traffic=("2", "1"),
+    )
+    uplink: ClassVar[Uplink] = {
+        "theta": SelfFL.uplink["theta"],
+        "personal": Mean(relative_to="theta"),  # as the preprint has it; the server does nothing with it
+        "sigma2": SelfFL.uplink["sigma2"],
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check("algorithm.extra_steps", self.extra_steps, self.extra_steps >= 0, "at least 0")
         check("algorithm.tolerance", self.tolerance, self.tolerance >= 0, "at least 0")
 
-    def new_client(self, theta0: Tensor) -> State:
-        return {**super().new_client(theta0), "personal": theta0, "ell": torch.zeros((), device=theta0.device)}
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        own = super().new_client(theta0, sent)
+        return {**own, "personal": sent["theta"], "ell": torch.zeros_like(own["t"])}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         start, steps = self.start(own, sent, ctx)
@@ -81,7 +90,7 @@ class SelfFLAug(SelfFL):
         return new, {"theta": theta, "personal": personal, "sigma2": sigma2}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        return torch.where(own["t"] < 0, sent["theta"], own["personal"])
+        return own["personal"]
 
     def report(self, own: State, sent: State) -> State:
         """As Self-FL, and ℓ_m (the table's `steps` has the extra steps in it)."""

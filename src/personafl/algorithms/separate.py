@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, Sent, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Gradient, Sent, Uplink
 from personafl.states import State
 
 
@@ -21,18 +21,20 @@ from personafl.states import State
 class Separate(Algorithm):
     """Local SGD only, without any federation."""
 
-    name: ClassVar[str] = "separate"
-    paper: ClassVar[str] = "baseline"
-    personalized: ClassVar[str] = "the client's own model"
-    keeps: ClassVar[str] = "its model"
-    traffic: ClassVar[tuple[str, str]] = ("0", "0")
-    newcomer: ClassVar[str] = "trains from the common initial weights for one round's steps"
-    private_uploads: ClassVar[dict[str, str] | None] = {}
+    about = About(
+        name="separate",
+        paper="baseline",
+        personalized="the client's own model",
+        keeps="its model",
+        traffic=("0", "0"),
+        newcomer="trains from the common initial weights for one round's steps",
+    )
+    uplink: ClassVar[Uplink] = {}
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
         return {}
 
-    def new_client(self, theta0: Tensor) -> State:
+    def new_client(self, theta0: Tensor, sent: State) -> State:
         return {"theta": theta0}
 
     def send(self, server: State, ids: Tensor) -> Sent:
@@ -47,9 +49,6 @@ class Separate(Algorithm):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {"theta": carry["theta"]}, {}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        return server
 
     def personal(self, own: State, sent: State) -> Tensor:
         return own["theta"]

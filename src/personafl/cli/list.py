@@ -81,15 +81,17 @@ def list_(
 def _describe(name: str, kind: Any) -> dict[str, Any]:
     if hasattr(kind, "listed"):  # what an installed package lists says itself what there is to say
         return {"name": name, **kind.listed()}
+    from personafl.algorithms import About
+
     about = next(line for line in (kind.__doc__ or "").strip().splitlines())
     if not hasattr(kind, "__dataclass_fields__"):
         return {"name": name, "about": about}
     settings = {f.name: None if f.default is MISSING else f.default for f in fields(kind)}
     row = {"name": name, "about": about, "settings": settings}
-    if hasattr(kind, "traffic"):
+    if isinstance(words := getattr(kind, "about", None), About):
         row |= {
-            "up": kind.traffic[0], "down": kind.traffic[1], "client_keeps": kind.keeps,
-            "personalized_model": kind.personalized, "newcomer": kind.newcomer, "paper": kind.paper,
+            "up": words.traffic[0], "down": words.traffic[1], "client_keeps": words.keeps,
+            "personalized_model": words.personalized, "newcomer": words.newcomer, "paper": words.paper,
         }  # fmt: skip
     elif hasattr(kind, "paper"):  # a partition; its splits are the paper's, or else the data's
         row |= {"paper": kind.paper, "splits": getattr(kind, "splits", None)}

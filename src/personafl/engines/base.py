@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
+from personafl.algorithms.extras import SideBySide, batches_per_step, copies
 from personafl.engines.batches import Plan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
@@ -186,7 +187,7 @@ class Engine(ABC):
             "steps": self.local.default_steps(samples),
             "samples": samples,
             "batch_size": size,
-            "copy": np.arange(len(work.ids)) % work.program.copies,
+            "copy": np.arange(len(work.ids)) % copies(work.program),
         }
         return {name: torch.from_numpy(np.ascontiguousarray(c)).to(self.device) for name, c in columns.items()}
 
@@ -200,7 +201,7 @@ class Engine(ABC):
             self.federation.sizes("train")[work.ids],
             keys,
             self.local.batch_size,
-            steps * work.program.batches_per_step,
+            steps * batches_per_step(work.program),
         )
         return Plan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
 
@@ -262,7 +263,8 @@ class Engine(ABC):
         vectors = 6 + state // max(self.task.size, 1)
         count = self._chunk_size(self._bytes_per_client(batch, vectors))
         # A client's copies stay together, so that one of them can be picked.
-        count = max(count // work.program.copies, 1) * work.program.copies
+        together = copies(work.program)
+        count = max(count // together, 1) * together
         if count >= len(work.ids):
             yield work
             return
@@ -278,27 +280,28 @@ class Engine(ABC):
             )
 
     def _pick(self, work: Work, result: Result) -> Result:
-        copies = work.program.copies
-        if copies == 1:
+        program = work.program
+        if not isinstance(program, SideBySide):
             return result
-        own = {name: v[::copies] for name, v in work.own.items()}
-        up = {name: torch.unflatten(v, 0, (-1, copies)) for name, v in result.up.items()}
-        picked = self._map(work.program.pick, own, Sent({}, up), len(work.ids) // copies)
+        many = program.copies
+        own = {name: v[::many] for name, v in work.own.items()}
+        up = {name: torch.unflatten(v, 0, (-1, many)) for name, v in result.up.items()}
+        picked = self._map(program.pick, own, Sent({}, up), len(work.ids) // many)
         # All copies were trained, whichever is picked.
-        return Result(picked, {}, result.steps[::copies], torch.unflatten(result.gradients, 0, (-1, copies)).sum(1))
+        return Result(picked, {}, result.steps[::many], torch.unflatten(result.gradients, 0, (-1, many)).sum(1))
 
 
 def _expand_copies(work: Work) -> Work:
-    copies = work.program.copies
-    if copies == 1:
+    if not isinstance(work.program, SideBySide):
         return work
+    many = work.program.copies
     return Work(
         work.program,
         work.round,
         work.purpose,
-        np.repeat(work.ids, copies),
-        {name: v.repeat_interleave(copies, 0) for name, v in work.own.items()},
-        Sent(work.sent.shared, {name: v.repeat_interleave(copies, 0) for name, v in work.sent.each.items()}),
+        np.repeat(work.ids, many),
+        {name: v.repeat_interleave(many, 0) for name, v in work.own.items()},
+        Sent(work.sent.shared, {name: v.repeat_interleave(many, 0) for name, v in work.sent.each.items()}),
     )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Sent
+from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
 from personafl.kernels.task import Batch, Objective
 from personafl.states import Ints, State
@@ -39,7 +40,7 @@ class LoopEngine(Engine):
         ctx = self._context(work, info, validation)
         begun, wanted = work.program.begin(own, sent, ctx)
         carry = {name: value.clone() for name, value in begun.items()}
-        steps, draws, gradients = int(wanted), work.program.batches_per_step, 0
+        steps, draws, gradients = int(wanted), batches_per_step(work.program), 0
         plan = self._plan(one, key, np.array([steps]))
         dropout = self._dropout_keys(key, steps * draws)
         for s in range(steps):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Sent
+from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import (
     ClientFunction,
     Engine,
@@ -84,7 +85,7 @@ class StackedEngine(Engine):
         self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, info: State
     ) -> tuple[State, Ints]:
         """All steps of clients that are sorted by their number of steps, longest first; and how many gradients."""
-        draws, names, each = work.program.batches_per_step, list(carry), work.sent.each
+        draws, names, each = batches_per_step(work.program), list(carry), work.sent.each
         plan = self._plan(work, keys, steps)
         drawn = _Drawn(self, plan, self._dropout_keys(keys, plan.counts.shape[1]))
         done: State = {}

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Sent
 from personafl.engines.base import Result, Split, Work, concatenate
 from personafl.engines.stacked import StackedEngine
 from personafl.states import Ints, State
@@ -72,5 +71,4 @@ def _part(work: Work, rows: Ints) -> Work:
     def of(state: State) -> State:
         return {name: value.index_select(0, index.to(value.device)) for name, value in state.items()}
 
-    sent = Sent(work.sent.shared, of(work.sent.each))
-    return Work(work.program, work.round, work.purpose, work.ids[rows], of(work.own), sent)
+    return Work(work.program, work.round, work.purpose, work.ids[rows], of(work.own), work.sent.rows(rows))

@@ -1,4 +1,4 @@
-"""What clients keep between rounds. Only clients that were ever active occupy room, in memory or in mapped files."""
+"""What clients keep between rounds. Only clients that were ever active have a row, in memory or in mapped files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personafl.algorithms.base import Algorithm, Sent
+from personafl.engines.base import Engine
 from personafl.files import disk_errors
 from personafl.states import State
 
@@ -21,12 +23,12 @@ BLOCK = 64 * 2**20
 
 
 class ClientStore:
-    """One row of state per client; a client without a row has the default state.
+    """One row of state for each client that was ever seen.
 
     Parameters
     ----------
-    default
-        The state of a client that has no row.
+    like
+        Something with the names, types and shapes of a row.
     clients
         How many clients there are.
     memory
@@ -39,16 +41,16 @@ class ClientStore:
     --------
     >>> store = ClientStore({"theta": torch.zeros(2)}, clients=1000)
     >>> store.put(np.array([7]), {"theta": torch.ones(1, 2)})
-    >>> store.get(np.array([3, 7]))["theta"].tolist(), store.rows_used
-    ([[0.0, 0.0], [1.0, 1.0]], 1)
+    >>> store.get(np.array([7]))["theta"].tolist(), store.known(np.array([3, 7])).tolist()
+    ([[1.0, 1.0]], [False, True])
     """
 
-    def __init__(self, default: State, clients: int, memory: int = 1024, folder: Path | None = None) -> None:
-        self.default = {name: value.clone() for name, value in default.items()}
+    def __init__(self, like: State, clients: int, memory: int = 1024, folder: Path | None = None) -> None:
+        self.like = {name: torch.empty_like(value) for name, value in like.items()}
         self.slots: Ids = np.full(clients, -1, np.int64)
         self._taken = 0  # slots that were ever given out
         self._free: Ids = np.arange(0)  # of these, those whose client was dropped
-        self.row_bytes = sum(value.numel() * value.element_size() for value in default.values())
+        self.row_bytes = sum(value.numel() * value.element_size() for value in like.values())
         self.blocks: list[State] = []
         self.mapped = 0
         self._block_rows = min(clients, max(1, BLOCK // max(self.row_bytes, 1)))
@@ -63,12 +65,18 @@ class ClientStore:
         return np.asarray(self.slots[ids] >= 0)
 
     def get(self, ids: Ids) -> State:
-        """Copies of the states of these clients, stacked."""
+        """Copies of the states of these clients, stacked. All of them must have a row."""
+        if not self.known(ids).all():
+            raise KeyError(f"clients without a row: {ids[~self.known(ids)][:5].tolist()}")
+        return self.rows(ids)
+
+    def rows(self, ids: Ids) -> State:
+        """As `get`, with zeros for clients that have no row."""
         pieces = self._pieces(self.slots[ids])
         if len(pieces) == 1 and len(pieces[0][1]) == len(ids):
             block, _, source = pieces[0]
             return {name: rows.index_select(0, source.to(rows.device)) for name, rows in self.blocks[block].items()}
-        out = {name: value.expand(len(ids), *value.shape).clone() for name, value in self.default.items()}
+        out = {name: value.new_zeros(len(ids), *value.shape) for name, value in self.like.items()}
         for block, to, source in pieces:
             for name, rows in self.blocks[block].items():
                 found = rows.index_select(0, source.to(rows.device))
@@ -110,11 +118,11 @@ class ClientStore:
             in_memory = (
                 self._folder is None or self._memory >= (len(self.blocks) + 1) * self._block_rows * self.row_bytes
             )
-            shapes = {name: (rows, *value.shape) for name, value in self.default.items()}
+            shapes = {name: (rows, *value.shape) for name, value in self.like.items()}
             if in_memory:
-                self.blocks.append({name: self.default[name].new_empty(shape) for name, shape in shapes.items()})
+                self.blocks.append({name: self.like[name].new_empty(shape) for name, shape in shapes.items()})
             else:
-                self.blocks.append({name: self._map(shape, self.default[name].dtype) for name, shape in shapes.items()})
+                self.blocks.append({name: self._map(shape, self.like[name].dtype) for name, shape in shapes.items()})
                 self.mapped += 1
 
     def _map(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -126,3 +134,23 @@ class ClientStore:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a full disk is an error here, later a crash
             return torch.from_numpy(np.memmap(file, kind, "r+", shape=shape))
+
+
+def first_state(algorithm: Algorithm, theta0: Tensor) -> State:
+    """Something with the names, types and shapes of what a client keeps: what it begins with under a new server."""
+    sent = algorithm.send(algorithm.new_server(theta0, 1), torch.zeros(1, dtype=torch.int64))
+    return algorithm.new_client(theta0, sent.one(0))
+
+
+def states(algorithm: Algorithm, engine: Engine, store: ClientStore, theta0: Tensor, ids: Ids, sent: Sent) -> State:
+    """What these clients keep, stacked; who has no row is seen for the first time, and begins from what is sent."""
+    new = np.flatnonzero(~store.known(ids))
+    if not len(new):
+        return store.get(ids)
+    begun = engine.map(lambda own, sent: algorithm.new_client(theta0, sent), {}, sent.rows(new), len(new))
+    if len(new) == len(ids):
+        return begun
+    out, at = store.rows(ids), torch.from_numpy(new)
+    for name, value in begun.items():
+        out[name].index_copy_(0, at.to(out[name].device), value.to(out[name].device))
+    return out

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.extras import needs_validation
 from personafl.config import Config, for_method, parse
 from personafl.errors import ConfigError
 
@@ -61,7 +62,7 @@ class Plan:
     def trial(self, method: str, seed: int, point: Mapping[str, Any]) -> PlannedRun:
         """A point of a search. From an algorithm that chooses on validation data itself, a part is held back."""
         job = self.job(method, seed, point)
-        if not job.config.algorithm.needs_validation or job.config.local.held_back is not None:
+        if not needs_validation(job.config.algorithm) or job.config.local.held_back is not None:
             return job
         return self.job(method, seed, {**point, "local.held_back": HELD_BACK})
 

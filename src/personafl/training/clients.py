@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, JobInfo, Sent, Uploads
+from personafl.algorithms.uploads import check_declared
 from personafl.engines.base import Engine, Work, give_back_memory
+from personafl.errors import RunError
 from personafl.kernels.task import Task
 from personafl.settings import Local
 from personafl.states import Ints, State
-from personafl.storage.client_store import ClientStore
+from personafl.storage.client_store import ClientStore, first_state, states
 from personafl.storage.folder import RunFolder
 from personafl.training.evaluation import (
     ClientIndex,
@@ -38,6 +40,8 @@ from personafl.training.privacy import Noise, NoiseSource, Privacy
 
 AT_ONCE = 16 * 2**20
 RELEASES = "privacy.releases"
+SEEN = "store.seen"
+"""Of the rows of a checkpoint: whether there is a state in it. Who failed whenever it was active has none."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Answers:
         Who did the work, how many steps each took and how many gradients it computed: those whose answers count, and
         those who failed.
     failed
-        Whose update is not finite; they keep their old state.
+        Whose update is not finite; they keep their old state, or none where it was their first round.
     dropped
         Who did not answer, or not in time or not acceptably, and why.
     bytes_up
@@ -102,7 +106,7 @@ class Clients(ABC):
 
     @abstractmethod
     def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
-        """Nobody was active yet; a client's first state comes from `theta0`."""
+        """Nobody was active yet; a client's first state comes from `theta0` and what it is sent then."""
 
     @abstractmethod
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
@@ -168,6 +172,7 @@ class LocalClients(Clients):
     """
 
     algorithm: Algorithm
+    theta0: Tensor
     store: ClientStore
     releases: Ints
     """How many protected answers each client has sent."""
@@ -190,12 +195,14 @@ class LocalClients(Clients):
     def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
         if self.privacy is not None:
             self.privacy.check(algorithm)
-        self.algorithm, self._made = algorithm, None
-        self.store = ClientStore(algorithm.new_client(theta0), len(self.client_index), self._memory, self._folder)
+        self.algorithm, self.theta0, self._made = algorithm, theta0, None
+        self.store = ClientStore(first_state(algorithm, theta0), len(self.client_index), self._memory, self._folder)
         self.releases = np.zeros(len(self.client_index), np.int64)
 
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
-        result = self.engine.run(Work(self.algorithm, round, "train", ids, self.store.get(ids), sent))
+        own = states(self.algorithm, self.engine, self.store, self.theta0, ids, sent)
+        result = self.engine.run(Work(self.algorithm, round, "train", ids, own, sent))
+        check_declared(self.algorithm.name, result.up, self.algorithm.uplink)
         good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
         kept, failed = ids[good], ids[~good]
         own, up = result.own, result.up
@@ -208,10 +215,8 @@ class LocalClients(Clients):
             own = {name: value.index_select(0, rows) for name, value in own.items()}
             up = {name: value.index_select(0, rows) for name, value in up.items()}
         self.store.put(kept, own)
-        if len(failed):
-            self.store.put(failed, self.store.get(failed))  # who was active has a row, and nobody else
         samples = torch.from_numpy(self.client_index.sizes["train"][kept]).to(self.device)
-        uploads = Uploads(torch.from_numpy(kept), samples, up)
+        uploads = Uploads(torch.from_numpy(kept), samples, up, self.algorithm.uplink)
         steps, gradients = (counts.cpu().numpy() for counts in (result.steps, result.gradients))
         return Answers(uploads, ids, steps, gradients, failed, uploads.bytes())
 
@@ -231,12 +236,19 @@ class LocalClients(Clients):
 
     def rows(self, ids: Ints) -> State:
         counted = {} if self.privacy is None else {RELEASES: torch.from_numpy(self.releases[ids])}
-        return self.store.get(ids) | counted
+        return self.store.rows(ids) | counted | {SEEN: torch.from_numpy(self.store.known(ids))}
 
     def put_rows(self, ids: Ints, rows: State) -> None:
         if self.privacy is not None:
             self.releases[ids] = rows[RELEASES].numpy()
-        self.store.put(ids, {name: value for name, value in rows.items() if name != RELEASES})
+        own = {name: value for name, value in rows.items() if name not in (RELEASES, SEEN)}
+        if SEEN not in rows:
+            check_kept(self.store.like, own)
+            self.store.put(ids, own)
+            return
+        seen = np.flatnonzero(rows[SEEN].cpu().numpy())
+        at = torch.from_numpy(seen)
+        self.store.put(ids[seen], {name: value.index_select(0, at.to(value.device)) for name, value in own.items()})
 
     def drop(self, ids: Ints) -> None:
         """Forget what these clients keep: they were here for a round."""
@@ -245,7 +257,7 @@ class LocalClients(Clients):
 
     @property
     def row_bytes(self) -> int:
-        return self.store.row_bytes + (8 if self.privacy is not None else 0)
+        return self.store.row_bytes + 1 + (8 if self.privacy is not None else 0)
 
     # --- at the end ----------------------------------------------------------------------------------------
 
@@ -276,7 +288,7 @@ class LocalClients(Clients):
 
     def shared(self, snapshot: ServerSnapshot, others: Ints) -> Tensor | None:
         """The one personalized model of clients that were never active; None where each has its own."""
-        return shared_model(self.algorithm, self.engine, self.store, snapshot, others)
+        return shared_model(self.algorithm, snapshot, others)
 
     def personal(self, snapshot: ServerSnapshot, ids: Ints) -> Iterator[Tensor]:
         """The personalized models of these clients, some at a time."""
@@ -291,6 +303,15 @@ class LocalClients(Clients):
             many = max(1, AT_ONCE // max(models.row_bytes, 1))
             for first in range(0, len(ids), many):
                 yield models.get(ids[first : first + many])["theta"]
+
+
+def check_kept(like: State, rows: State) -> None:
+    """Refuse the rows of a checkpoint of an earlier version, where clients kept something else then."""
+    if rows.keys() != like.keys():
+        raise RunError(
+            f"this run was begun by an earlier version of personafl, whose clients keep {', '.join(rows) or 'nothing'} "
+            f"and not {', '.join(like) or 'nothing'}: its models can be used, but it cannot be resumed"
+        )
 
 
 def _finite(values: State, count: int) -> Tensor:

@@ -17,13 +17,12 @@ from personafl.federation import Federation
 from personafl.federation.arrays import SPLITS, Split
 from personafl.kernels.task import Task, correct
 from personafl.states import Ints, State
-from personafl.storage.client_store import ClientStore
+from personafl.storage.client_store import ClientStore, states
 
 Columns = dict[str, NDArray[Any]]
 
 AT_ONCE = 65_536
 """Clients that are worked on at once where they have one model in common."""
-PROBED = 32
 MEGABYTES = 64  # more at once is no faster
 
 
@@ -59,6 +58,8 @@ class ServerSnapshot:
         What the server sends to these clients for their evaluation.
     common
         The one model that serves everybody, where the algorithm has one.
+    theta0
+        The initial weights: a client that was never active may have to do with them.
     kept
         Whose models will be wanted at the end (a mask); None for everybody's.
     """
@@ -67,6 +68,7 @@ class ServerSnapshot:
     last: bool
     send: Callable[[Ints], Sent]
     common: Tensor | None
+    theta0: Tensor
     kept: NDArray[np.bool_] | None = None
 
 
@@ -89,7 +91,9 @@ def personal_models(
     """The personalized model of every client, or of those that are named, some clients at a time."""
     many = max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.size))
     for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, many):
-        yield personalize(algorithm, engine, snapshot.send(some), some, store.get(some), snapshot.round, snapshot.last)
+        sent = snapshot.send(some)
+        own = states(algorithm, engine, store, snapshot.theta0, some, sent)
+        yield personalize(algorithm, engine, sent, some, own, snapshot.round, snapshot.last)
 
 
 def all_models(
@@ -97,30 +101,33 @@ def all_models(
 ) -> Iterator[Personal]:
     """As `personal_models`, in another order: clients that were never active come last, with the model they share."""
     strangers = ids[~store.known(ids)]
-    shared = shared_model(algorithm, engine, store, snapshot, strangers)
+    shared = shared_model(algorithm, snapshot, strangers)
     if shared is None:
         yield from personal_models(algorithm, engine, store, snapshot, ids)
         return
     yield from personal_models(algorithm, engine, store, snapshot, ids[store.known(ids)])
+
+    def report(own: State, sent: State) -> State:
+        return algorithm.report(algorithm.new_client(snapshot.theta0, sent), sent)
+
     for some in _parts(strangers, AT_ONCE):
-        own = {name: value.expand(len(some), *value.shape) for name, value in store.default.items()}
-        yield Personal(some, shared, engine.map(algorithm.report, own, snapshot.send(some), len(some)))
+        yield Personal(some, shared, engine.map(report, {}, snapshot.send(some), len(some)))
 
 
-def shared_model(
-    algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, strangers: Ints
-) -> Tensor | None:
-    """The personalized model that all clients without a state of their own have; None where each has its own.
+def shared_model(algorithm: Algorithm, snapshot: ServerSnapshot, strangers: Ints) -> Tensor | None:
+    """The personalized model that all clients have who were never active; None where each has its own.
 
-    They differ where a program makes their models from their data before evaluation. Otherwise some are looked at.
+    They differ where a program makes their models from their data before evaluation, and where they are made of what
+    is sent to each client apart.
     """
     if algorithm.evaluation_program(snapshot.last) is not None or not len(strangers):
         return None
-    some = strangers[np.unique(np.linspace(0, len(strangers) - 1, PROBED).astype(np.int64))]
-    theta = personalize(
-        algorithm, engine, snapshot.send(some), some, store.get(some), snapshot.round, snapshot.last
-    ).theta
-    return theta[0].clone() if bool((theta == theta[0]).all()) else None
+    sent = snapshot.send(strangers[:1]).shared
+    try:
+        theta = algorithm.personal(algorithm.new_client(snapshot.theta0, sent), sent)
+    except KeyError:  # what goes to everybody does not do
+        return None
+    return theta.detach().clone()
 
 
 def personalize(

@@ -1,8 +1,8 @@
 """Personalized models for clients that join after training, by the rule that suits the algorithm.
 
-A newcomer gets what the server would send now (`Algorithm.welcome`), starts from `Algorithm.join`, trains for
-`newcomer_rounds` rounds by itself, and then has its personalized model as every other client has. Nothing of the run
-changes, and newcomers do not influence each other.
+A newcomer gets what the server would send now, begins as every client does that is first seen (`new_client`), trains
+for a round by itself, or for as many as `extras.Welcomes` says, and then has its personalized model as every other
+client has. Nothing of the run changes, and newcomers do not influence each other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm
+from personafl.algorithms.extras import needs_validation, newcomer_rounds, sent_to_newcomer
 from personafl.engines.base import Engine, Work
 from personafl.errors import DataError
 from personafl.federation import Federation
@@ -35,7 +36,7 @@ def newcomer_federation(
     Newcomers that bring no splits of their own train on everything, or keep a fifth for validation where the
     algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
     """
-    splits = (0.8, 0.2, 0.0) if algorithm.needs_validation else (1.0, 0.0, 0.0)
+    splits = (0.8, 0.2, 0.0) if needs_validation(algorithm) else (1.0, 0.0, 0.0)
     federation = Federation.from_clients(
         data, splits=splits, classes=resolved.get("classes"), name="newcomers", tables=constants
     )
@@ -72,12 +73,11 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
         ids = np.array([k], np.int64)
         own: State = {}
         up: State = {}
-        for number in range(algorithm.newcomer_rounds):
-            sent = algorithm.welcome(server, {name: value[0] for name, value in up.items()})
+        for number in range(newcomer_rounds(algorithm)):
+            sent = sent_to_newcomer(algorithm, server, {name: value[0] for name, value in up.items()})
             if number == 0:
-                row = {name: value[0] for name, value in sent.each.items()}
-                joined = algorithm.join(found.tensors["theta0"], {**sent.shared, **row})
-                own = {name: value[None] for name, value in joined.items()}
+                begun = algorithm.new_client(found.tensors["theta0"], sent.one(0))
+                own = {name: value[None] for name, value in begun.items()}
             result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up
         models.append(personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
+from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -51,8 +52,6 @@ class Privacy:
         clipped only, which guarantees nothing.
     delta
         The δ at which ε is reported; well below 1 over the number of clients.
-    secure_aggregation
-        That the server sees sums only. It cannot be had, and asking for it is refused with the reason.
 
     Examples
     --------
@@ -63,7 +62,6 @@ class Privacy:
     clip: float
     noise: float = 0.0
     delta: float = 1e-5
-    secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
         check("privacy.clip", self.clip, 0 < self.clip < 1e38, "above 0, and no more than float32 holds")
@@ -72,25 +70,21 @@ class Privacy:
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise a ConfigError where an algorithm cannot be combined with this, with the reason."""
-        if self.secure_aggregation:
-            reason = (
-                f"{algorithm.name} cannot do with sums, because {algorithm.sees_each}"
-                if algorithm.sees_each
-                else "Flower 1.41 has secure aggregation for its older interface only, not for the messages used here"
-            )
+        reasons = [
+            how.unprotected or f"it does not say what {name} is measured against (relative_to in its uplink)"
+            for name, how in algorithm.uplink.items()
+            if how.unprotected or how.relative_to is None
+        ]
+        if reasons:
             raise ConfigError(
-                f"privacy.secure_aggregation = true: {reason}; privacy.noise needs no trust in the server"
-            )
-        if algorithm.private_uploads is None:
-            raise ConfigError(
-                f"[privacy] cannot be combined with {algorithm.name}: {algorithm.not_private}; leave [privacy] out or "
-                "choose another algorithm"
+                f"[privacy] cannot be combined with {algorithm.name}: {', and '.join(dict.fromkeys(reasons))}; leave "
+                "[privacy] out or choose another algorithm"
             )
         if self.noise:
             require_accountant()
 
     def table(self) -> dict[str, float]:
-        """As a table of run.toml; what is always refused is not in it."""
+        """As a table of run.toml."""
         return {"clip": self.clip, "noise": self.noise, "delta": self.delta}
 
     def epsilon(self, releases: NDArray[np.int64]) -> Floats:
@@ -112,12 +106,8 @@ class Privacy:
         source
             Where the noise comes from.
         """
-        against = algorithm.private_uploads
-        if against is None or up.keys() != against.keys():
-            raise ConfigError(
-                f"[privacy]: {algorithm.name} sends {', '.join(up)}, but its private_uploads has "
-                f"{', '.join(against or {}) or 'nothing'}: all that goes up must be protected"
-            )
+        check_declared(algorithm.name, up, algorithm.uplink)
+        against = {name: how.relative_to or "" for name, how in algorithm.uplink.items()}
         if not up:
             return {}
         answers = _rows([up[name] for name in against])

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.algorithms.base import Algorithm, Sent
+from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.engines.base import torch_threads
 from personafl.errors import RunError, TrainingFailed
 from personafl.settings import Schedule
@@ -203,7 +204,7 @@ class Runner:
             self.gradients,
             ids,
         )
-        reported = self.algorithm.report_server(self.server)
+        reported = server_report(self.algorithm, self.server)
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
         prepared = int(np.nansum(columns["gradients"]))
@@ -216,9 +217,10 @@ class Runner:
         """What clients need of the server now, to make and measure their personalized models."""
 
         def send(ids: Ints) -> Sent:
-            return self.algorithm.send_for_evaluation(self.server, torch.from_numpy(ids))
+            return sent_for_evaluation(self.algorithm, self.server, torch.from_numpy(ids))
 
-        return ServerSnapshot(self.round, last, send, self.algorithm.global_model(self.server), self._models_kept())
+        common = self.algorithm.global_model(self.server)
+        return ServerSnapshot(self.round, last, send, common, self.theta0, self._models_kept())
 
     def _models_kept(self) -> NDArray[np.bool_]:
         """Whose personalized models are written: everybody's, or those of clients that were ever active."""

@@ -212,8 +212,7 @@ def test_an_answer_of_every_algorithm_gets_through(layout, name):
     layers = tuple(zip(task.names, task.sizes, strict=True))
     algorithm = algorithm.prepare(JobInfo(layers, 2, described.local, True, None))
     sent = algorithm.send(algorithm.new_server(task.theta0, 2), torch.zeros(1, dtype=torch.int64))
-    row = {**sent.shared, **{key: value[0] for key, value in sent.each.items()}}
-    up = upload_of(algorithm, described.local, algorithm.new_client(task.theta0), row)
+    up = upload_of(algorithm, described.local, algorithm.new_client(task.theta0, sent.one(0)), sent.one(0))
     takes = sum(value.numel() * value.element_size() for value in up.values())
     assert takes <= answer_bytes(config) - 2**14
     most = re.search(r"push-object \{ client_max_body_size (\d+);", (layout.operator / "paths.conf").read_text())

@@ -66,8 +66,8 @@ class Operator:
             sent = Sent({**sent.shared, "theta": theta}, sent.each)
         each = {name: more.pop(name) for name in list(more) if name in sent.each}
         sent = Sent({**sent.shared, **more}, {**sent.each, **each})
-        row = {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}
-        upload = layout_of(upload_of(algorithm, local, algorithm.new_client(task.theta0), row))
+        own = algorithm.new_client(task.theta0, sent.one(0))
+        upload = layout_of(upload_of(algorithm, local, own, sent.one(0)))
         return self.site.train(Order(job, round, accepted, accepted, sent), upload)
 
     def evaluate(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from personafl.algorithms import ALGORITHMS, Uploads
+from personafl.algorithms import ALGORITHMS, Mean, Uploads
 from personafl.backends.flower import app as app_module
 from personafl.backends.flower import nodes as nodes_module
 from personafl.backends.flower.screening import check_measures
@@ -188,14 +188,15 @@ def test_what_a_site_first_declared_is_kept_with_the_run(tmp_path, answered):
 )
 def test_no_share_is_above_the_limit(samples, most, expected):
     values = torch.eye(len(samples), dtype=torch.float64)
-    limited = Uploads(torch.arange(len(samples)), torch.tensor(samples), {"theta": values}, most=most)
+    uplink = {"theta": Mean(weights="samples")}
+    limited = Uploads(torch.arange(len(samples)), torch.tensor(samples), {"theta": values}, uplink, most=most)
     wanted = torch.tensor(expected, dtype=torch.float64) / sum(expected)
-    got = limited.mean("theta", "samples")
+    got = limited.mean("theta")
     assert torch.allclose(got, wanted, rtol=1e-12)
     assert got.max() <= max(most, 1 / len(samples)) + 1e-15
     if samples == expected:  # bit for bit what it is without a limit
-        free = Uploads(torch.arange(len(samples)), torch.tensor(samples), {"theta": values})
-        assert got.equal(free.mean("theta", "samples"))
+        free = Uploads(torch.arange(len(samples)), torch.tensor(samples), {"theta": values}, uplink)
+        assert got.equal(free.mean("theta"))
 
 
 @pytest.mark.parametrize("clusters", ["none", "uncertainty", "group"])
@@ -207,12 +208,12 @@ def test_a_claim_of_perfect_precision_does_not_take_all_weight(clusters):
     server = algorithm.new_server(torch.zeros(2), 4)
     models = torch.tensor([[-3.0, -3.0], [1.0, 1.0], [1.0, 1.1], [1.1, 1.0]])
     up = {"theta": models, "sigma2": torch.tensor([0.0, 1e6, 1.1e6, 0.9e6])}
-    new = algorithm.aggregate(dict(server), Uploads(torch.arange(4), torch.ones(4), up, most=0.5))
+    new = algorithm.aggregate(dict(server), Uploads(torch.arange(4), torch.ones(4), up, algorithm.uplink, most=0.5))
     assert new["theta"].min() > -1.01
     # Nor do the others take it for more precise than half of everything when they decide how many steps to take.
     precision = algorithm._precision(new, new["sigma2"])
     assert precision[0] <= precision[1:].sum() * (1 + 1e-5)
-    free = algorithm.aggregate(dict(server), Uploads(torch.arange(4), torch.ones(4), up))
+    free = algorithm.aggregate(dict(server), Uploads(torch.arange(4), torch.ones(4), up, algorithm.uplink))
     assert free["theta"].max() < -2.9
 
 
@@ -247,15 +248,14 @@ def test_updates_as_long_as_they_may_be_have_a_finite_aggregate(algorithm):
     server, ids = made.new_server(task.theta0, count), torch.arange(count)
     for _ in range(2):
         sent = made.send(server, ids)
-        row = {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}
-        one = upload_of(made, local, made.new_client(task.theta0), row)
+        one = upload_of(made, local, made.new_client(task.theta0, sent.one(0)), sent.one(0))
         signs = torch.where(ids % 2 == 0, 1.0, -1.0)
         up = {
             n: signs.reshape(-1, *[1] * v.dim())
             * torch.full_like(v, LONGEST / max(v.numel(), 1) ** 0.5).expand(count, *v.shape)
             for n, v in one.items()
         }
-        server = made.aggregate(server, Uploads(ids, torch.ones(count), up, most=0.5))
+        server = made.aggregate(server, Uploads(ids, torch.ones(count), up, made.uplink, most=0.5))
         assert all(bool(torch.isfinite(v).all()) for v in server.values() if v.is_floating_point())
         assert all(bool(torch.isfinite(v).all()) for v in made.send(server, ids).each.values())
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, Ditto, FedAvg, Uploads
+from personafl.algorithms import ALGORITHMS, Ditto, Each, FedAvg, Mean, Uploads
 from personafl.backends.ray.actor import Shard, Worker
 from personafl.backends.ray.clients import RayClients
 from personafl.backends.ray.shards import Shards, deal, even, work
@@ -175,11 +175,11 @@ def assert_same_runs(one: Path, two: Path):
 # --- what is averaged on the way
 
 
-AVERAGING = [name for name, kind in ALGORITHMS.items() if kind().averages is not None]
+AVERAGING = [name for name, kind in ALGORITHMS.items() if any(isinstance(how, Mean) for how in kind().uplink.values())]
 
 
 def test_which_algorithms_are_averaged_on_the_way():
-    whole = {"separate", "fedamp", "heurfedamp", "selffl", "selffl-aug"}
+    whole = {"separate", "fedamp", "heurfedamp", "selffl"}
     assert set(AVERAGING) == set(ALGORITHMS) - whole
 
 
@@ -203,27 +203,27 @@ def test_aggregation_of_means_is_aggregation(tmp_path, name):
             for g in np.unique(group):
                 rows = torch.from_numpy(np.flatnonzero(group == g))
                 values = {n: v[rows] for n, v in uploads.values.items()}
-                parts.append(Uploads(uploads.ids[rows], uploads.samples[rows], values).condense(algorithm.condensable))
+                part = Uploads(uploads.ids[rows], uploads.samples[rows], values, uploads.uplink)
+                parts.append(part.condense())
             assert len(Uploads.join(parts)) == len(ids)
             assert_close(algorithm.aggregate(dict(server), Uploads.join(parts)), expected)
 
 
-def test_condensed_uploads_have_no_rows_and_no_other_means():
-    uploads = Uploads(torch.arange(2), torch.tensor([1, 3]), {"theta": torch.tensor([[0.0], [4.0]])})
-    condensed = uploads.condense("samples")
-    assert condensed.mean("theta", "samples").item() == 3.0
-    for ask in (lambda: condensed["theta"], lambda: condensed.mean("theta", "equal")):
-        with pytest.raises(TypeError, match="condensed"):
-            ask()
-
-
-def test_a_subclass_with_another_aggregate_is_not_averaged_on_the_way():
-    class Median(FedAvg):
-        def aggregate(self, server, uploads):
-            return {"theta": uploads["theta"].median(0).values}
-
-    assert FedAvg().condensable == "samples"
-    assert Median().condensable is None
+def test_some_uploads_are_averaged_on_the_way_and_others_are_not():
+    """Each by its own declaration, and rows come in the order of the clients, whoever sent them first."""
+    uplink = {"a": Mean(weights="samples"), "b": Mean(), "c": Each(why="the server takes the largest")}
+    rows = torch.arange(4.0)[:, None]
+    ids, samples = torch.tensor([3, 8, 1, 5]), torch.tensor([1, 3, 2, 2])
+    parts = [
+        Uploads(ids[some], samples[some], dict.fromkeys(uplink, rows[some]), uplink).condense()
+        for some in (slice(0, 3), slice(3, 4))
+    ]
+    joined = Uploads.join(parts)
+    assert joined.mean("a").item() == pytest.approx((0 * 1 + 1 * 3 + 2 * 2 + 3 * 2) / 8)
+    assert joined.mean("b").item() == pytest.approx(1.5)
+    assert joined.ids.tolist() == [1, 3, 5, 8] and joined.samples.tolist() == [2, 1, 2, 3]
+    assert joined["c"].flatten().tolist() == [2.0, 0.0, 3.0, 1.0]
+    assert {name: len(value) for name, value in joined.values.items()} == {"a": 2, "b": 2, "c": 4}
 
 
 # --- shards
@@ -394,11 +394,11 @@ def test_bytes_between_driver_and_actors_are_as_predicted(cluster, tmp_path, nam
     run = runner(ALGORITHMS[name](), clients, tmp_path, rounds=2, activity=0.9, eval_every=0)
     run.step()
     each = 8 * active  # a number of 8 bytes for each client
-    # Down: who, and what. Up: who, how many samples, of how many clients, how many steps and gradients, and what.
+    # Down: who, and what. Up: who, how many steps and gradients, and what.
     if name == "fedavg":
-        down, up = each + size, 3 * each + 3 * (8 + 8 + size)
+        down, up = each + size, 3 * each + 3 * size
     else:
-        down, up = each + active * size + 4, 4 * each + active * size
+        down, up = each + active * size + 4, 3 * each + active * size
     moved = clients.shards.moved
     assert (moved["train_down"], moved["train_up"]) == (down, up)
     assert run.traffic["bytes_up"] == active * size  # what a federation would send
@@ -420,7 +420,8 @@ class Forgetful(LocalClients):
         stays = ~np.isin(ids, self.victims)
         part = type(sent)(sent.shared, {n: v[torch.from_numpy(stays)] for n, v in sent.each.items()})
         answers = super().train(round, ids[stays], part)
-        self.store.put(self.victims, self.older)
+        self.store.drop(self.victims)
+        self.put_rows(self.victims, self.older)
         why = dict.fromkeys(ids[~stays].tolist(), "died")
         return replace(answers, dropped=why)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.base import Context, JobInfo, Sent
+from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
@@ -155,7 +156,9 @@ def upload_of(algorithm: Algorithm, local: Local, own: State, sent: State) -> St
 
     ctx = Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
     carry = algorithm.begin(own, sent, ctx)[0]
-    return algorithm.finish(own, {name: value.clone() for name, value in carry.items()}, sent, ctx)[1]
+    up = algorithm.finish(own, {name: value.clone() for name, value in carry.items()}, sent, ctx)[1]
+    check_declared(algorithm.name, up, algorithm.uplink)
+    return up
 
 
 def layout_of(state: Mapping[str, Tensor]) -> Layout:

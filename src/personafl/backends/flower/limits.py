@@ -16,6 +16,7 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent
 from personafl.algorithms.base import Program
+from personafl.algorithms.extras import batches_per_step, copies, sent_for_evaluation
 from personafl.backends.flower.job import JobDescription, layout_of
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.engines.base import Result, Split, Work
@@ -47,12 +48,13 @@ class SiteEngine(LoopEngine):
     sends = True
 
     def run(self, work: Work) -> Result:
-        check_most(self.settings, "most_parameters", work.program.copies * self.task.size, "parameters at once")
+        check_most(self.settings, "most_parameters", copies(work.program) * self.task.size, "parameters at once")
         return super().run(work)
 
     def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
         program, count = work.program, int(steps[0])
-        gradients = count * program.batches_per_step * program.copies * int(getattr(program, "inner_steps", 1))
+        each = batches_per_step(program) * int(getattr(program, "inner_steps", 1))
+        gradients = count * each * copies(program)
         check_most(self.settings, "most_steps", gradients, "steps")
         plan = super()._plan(work, keys, steps)
         if work.purpose == "train" and self.sends:
@@ -71,7 +73,7 @@ class SiteEngine(LoopEngine):
         return abs(1 - rate * decay) / abs(1 + rate * pull)
 
     def _check_least(self, plan: Plan, steps: int, program: Program, keep: float) -> None:
-        here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), program.batches_per_step
+        here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), batches_per_step(program)
         positions, counts = plan.positions[0, : steps * draws], plan.counts[0, : steps * draws]
         size, least = int(counts.max()), here.least_batch_size
         if size < least:
@@ -157,7 +159,7 @@ def check_model(here: SiteSettings, job: JobDescription, tables: State) -> None:
 def check_sent(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent: Sent, evaluating: bool) -> None:
     """Refuse what the site's own code of the algorithm would not send, by names, types and shapes."""
     server, first = algorithm.new_server(theta0, 1), torch.zeros(1, dtype=torch.int64)
-    meant = (algorithm.send_for_evaluation if evaluating else algorithm.send)(server, first)
+    meant = sent_for_evaluation(algorithm, server, first) if evaluating else algorithm.send(server, first)
     if (layout_of(sent.shared), layout_of(sent.each)) != (layout_of(meant.shared), layout_of(meant.each)):
         raise ConfigError(
             f"site {here.id}: the server sends {', '.join([*sent.shared, *sent.each]) or 'nothing'}, by this site's "

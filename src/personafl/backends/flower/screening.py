@@ -38,17 +38,17 @@ def too_far(algorithm: Algorithm, sent: Mapping[int, State], ups: Mapping[int, S
     Parameters
     ----------
     sent, ups
-        What each client was sent, and what came back. An update is the difference of the two, where the algorithm
-        says what an answer is measured against, or sends back under the same name.
+        What each client was sent, and what came back. An update is the difference of the two, where the algorithm's
+        uplink says what an answer is relative to.
     factor
         0 for no limit.
     """
     if len(ups) < LEAST or not factor:
         return {}
-    against = algorithm.private_uploads or {}
+    against = {name: how.relative_to or "" for name, how in algorithm.uplink.items()}
     found: dict[int, str] = {}
     for name in next(iter(ups.values())):
-        norms = {i: _norm(up[name], sent[i].get(against.get(name, name))) for i, up in ups.items() if up[name].dim()}
+        norms = {i: _norm(up[name], sent[i].get(against[name])) for i, up in ups.items() if up[name].dim()}
         usual = float(np.median(list(norms.values()))) if norms else 0.0
         for i, norm in norms.items():
             if usual > 0 and norm > factor * usual:

@@ -112,7 +112,7 @@ class FlowerClients(Clients):
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
         at = self._find(ids, min(self.settings.min_answers, len(ids)))
         layout = self._upload(sent)
-        each = gradients_per_step(self.algorithm, self.local, self.algorithm.new_client(self._theta0), _row(sent))
+        each = gradients_per_step(self.algorithm, self.local, self._first(sent), sent.one(0))
         extra = {"upload": json.dumps(layout)}
         orders = {
             int(i): self._order("train", at[self.client_index.ids[i]], round, int(i), sent, k, extra)
@@ -149,6 +149,7 @@ class FlowerClients(Clients):
             torch.from_numpy(good),
             torch.from_numpy(self.client_index.sizes["train"][good]),
             {name: torch.stack([ups[i][name] for i in good]) for name in layout} if len(good) else {},
+            self.algorithm.uplink,
             most=self.settings.max_weight,
         )
         joined, self._joined = np.array(sorted(self._joined), np.int64), set()
@@ -371,13 +372,16 @@ class FlowerClients(Clients):
     # --- what answers must look like -------------------------------------------------------------------------
 
     def _upload(self, sent: Sent) -> Layout:
-        own = self.algorithm.new_client(self._theta0)
-        return layout_of(upload_of(self.algorithm, self.local, own, _row(sent)))
+        return layout_of(upload_of(self.algorithm, self.local, self._first(sent), sent.one(0)))
+
+    def _first(self, sent: Sent) -> State:
+        """What a client begins with that is sent the first row."""
+        return self.algorithm.new_client(self._theta0, sent.one(0))
 
     def _columns(self, snapshot: ServerSnapshot) -> Layout:
         """One number a column: the sums of losses and metrics, and what the algorithm reports."""
         sent = snapshot.send(np.zeros(1, np.int64))
-        reported = self.algorithm.report(self.algorithm.new_client(self._theta0), _row(sent))
+        reported = self.algorithm.report(self._first(sent), sent.one(0))
         sums = ("loss", *self.task.metrics)
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
@@ -390,7 +394,3 @@ class FlowerClients(Clients):
             | {f"{tag}{name}": ("float64", (1,)) for tag in tags for name in sums}
             | dict.fromkeys(held, ("float64", (1,)))
         )
-
-
-def _row(sent: Sent) -> State:
-    return {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}

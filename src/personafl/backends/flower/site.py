@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.algorithms import Algorithm, Sent
+from personafl.algorithms import Algorithm
 from personafl.backends.flower.evaluations import Told, digest, rounded, why_not
 from personafl.backends.flower.job import JobDescription, Layout, Order, fingerprint, layout_of, upload_of
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
@@ -45,7 +45,7 @@ ME = np.zeros(1, np.int64)
 
 @dataclass(frozen=True)
 class Trained:
-    """What a site answers after training; a `failed` update was not finite, and the site keeps its old state."""
+    """What a site answers after training; a `failed` update was not finite, and the site keeps what it had."""
 
     up: State
     steps: int
@@ -109,7 +109,8 @@ class Site:
         """
         with torch_threads(self.settings.threads), torch.no_grad():
             clients, versions = self._clients(order)
-            agreed = upload_of(clients.algorithm, clients.local, clients.store.default, _row(order.sent))
+            own, sent = clients.algorithm.new_client(clients.theta0, order.sent.one(0)), order.sent.one(0)
+            agreed = upload_of(clients.algorithm, clients.local, own, sent)
             if layout_of(agreed) != upload:
                 raise ConfigError(
                     f"site {self.settings.id}: {clients.algorithm.name} sends {', '.join(agreed) or 'nothing'} by this "
@@ -177,8 +178,8 @@ class Site:
             check_sent(here, clients.algorithm, theta0, order.sent, evaluating)
         if privacy is not None:
             clients.releases[:] = sum(e.run == job.run and e.what == "update" for e in self.ledger.entries())
-        own = versions.read(order.accepted, clients.store.default)
         if order.accepted:
+            own = versions.read(order.accepted, clients.store.like)
             clients.store.put(ME, {name: value[None] for name, value in own.items()})
         return clients, versions
 
@@ -217,7 +218,7 @@ class Site:
     # --- evaluation ------------------------------------------------------------------------------------------
 
     def _measure(self, clients: LocalClients, order: Order, last: bool, common: Tensor | None) -> Columns:
-        snapshot = ServerSnapshot(order.round, last, lambda ids: order.sent, common)
+        snapshot = ServerSnapshot(order.round, last, lambda ids: order.sent, common, clients.theta0)
         columns = clients.measure(snapshot, ME)
         if last:
             theta = next(iter(clients.personal(snapshot, ME)))[0]
@@ -273,7 +274,3 @@ class Site:
             "sums": {name: float(value[0]) for name, value in columns.items()},
         }
         write_text(folder / "personal.json", json.dumps(card, indent=1))
-
-
-def _row(sent: Sent) -> State:
-    return {**sent.shared, **{name: value[0] for name, value in sent.each.items()}}

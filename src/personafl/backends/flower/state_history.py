@@ -41,10 +41,8 @@ class StateHistory:
         """The rounds that there is a state of."""
         return sorted(int(path.stem[6:]) for path in self.folder.glob("round-*.safetensors"))
 
-    def read(self, round: int, default: State) -> State:
-        """The state after a round; the default for round 0."""
-        if round == 0:
-            return default
+    def read(self, round: int, like: State) -> State:
+        """The state after a round, which must have the names, types and shapes of `like`."""
         path = self._path(round)
         try:
             state = load_file(path)
@@ -55,7 +53,7 @@ class StateHistory:
             ) from None
         except (OSError, SafetensorError) as error:
             raise RunError(f"site {self._client}: its state {path.name} cannot be read: {error}") from None
-        if {n: (v.dtype, v.shape) for n, v in state.items()} != {n: (v.dtype, v.shape) for n, v in default.items()}:
+        if {n: (v.dtype, v.shape) for n, v in state.items()} != {n: (v.dtype, v.shape) for n, v in like.items()}:
             raise RunError(f"site {self._client}: its state {path.name} belongs to another algorithm or model")
         return state
 

@@ -139,7 +139,7 @@ class Worker:
     def train(
         self, number: int, round: int, ids: Ints, each: Arrays, shared: Arrays, borrowed: Ints, theirs: Arrays
     ) -> dict[str, Any]:
-        """Train these clients; their uploads come as one row where the algorithm allows it.
+        """Train these clients; of uploads that are declared a `Mean` their mean comes, as one row.
 
         `borrowed` among them belong to other shards: they bring their states and take them along again.
         """
@@ -151,14 +151,10 @@ class Worker:
         if len(borrowed):
             theirs = arrays(clients.rows(borrowed))
             clients.drop(borrowed)
-        uploads, weights = answers.uploads, clients.algorithm.condensable
-        if weights is not None and len(uploads):
-            uploads = uploads.condense(weights)
+        uploads = answers.uploads.condense() if len(answers.uploads) else answers.uploads
         return {
             "ids": ids[np.isin(ids, self._global(number, answers.failed), invert=True)],
-            "samples": uploads.samples.cpu().numpy(),
             "values": arrays(uploads.values),
-            "counts": None if uploads.counts is None else uploads.counts.numpy(),
             "steps": answers.steps,
             "gradients": answers.gradients,
             "failed": self._global(number, answers.failed),
@@ -221,7 +217,7 @@ class Worker:
             at: Tensor = torch.from_numpy(np.searchsorted(ids, some)).to(clients.device)
             return Sent(to_all, {name: value.index_select(0, at) for name, value in each.items()})
 
-        return ServerSnapshot(view.round, view.last, send, common, kept)
+        return ServerSnapshot(view.round, view.last, send, common, clients.theta0, kept)
 
 
 def _mapped(array: NDArray[Any]) -> Tensor:

@@ -27,8 +27,9 @@ from personafl.settings import require_ray
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
 from personafl.storage.client_log import ClientLog
+from personafl.storage.client_store import first_state
 from personafl.storage.folder import RunFolder
-from personafl.training.clients import AT_ONCE, RELEASES, Answers, Clients
+from personafl.training.clients import AT_ONCE, RELEASES, SEEN, Answers, Clients, check_kept
 from personafl.training.evaluation import ClientIndex, Columns, ServerSnapshot
 from personafl.training.job import Job
 from personafl.training.predictions import MOST
@@ -71,7 +72,7 @@ class RayClients(Clients):
         if self.privacy is not None:
             self.privacy.check(algorithm)
         self.algorithm, self._theta0 = algorithm, theta0
-        self._default = algorithm.new_client(theta0)
+        self._like = first_state(algorithm, theta0)
         self._releases = np.zeros(len(self.client_index), np.int64)
         self.shards.open()
         self.shards.ask("start", dict.fromkeys(self.shards, (algorithm, theta0.numpy())))
@@ -80,7 +81,7 @@ class RayClients(Clients):
         trainer = self.shards.trainers(ids)
         places = by_value(trainer)
         away = np.flatnonzero(trainer != self.shards.owner[ids])
-        if not self.row_bytes:
+        if not self._like and self.privacy is None:
             away = away[:0]  # they have nothing to bring along
         states = self.rows(ids[away]) if len(away) else {}
         to_all = self.shards.put("train", arrays(sent.shared))
@@ -112,26 +113,14 @@ class RayClients(Clients):
             self.shards.tell_soon("put_rows", self._by_shard(ids, _tensors(rows)))
 
     def _uploads(self, answers: Sequence[Mapping[str, Any]]) -> Uploads:
-        weights = self.algorithm.condensable
-        parts = [
-            Uploads(
-                torch.tensor(answer["ids"]),
-                torch.tensor(answer["samples"]),
-                _tensors(answer["values"]),
-                weights,
-                None if weights is None else torch.tensor(answer["counts"]),
-            )
-            for answer in answers
-            if len(answer["ids"])
-        ]
-        if not parts:
-            return Uploads(torch.arange(0), torch.arange(0), {})
-        joined = Uploads.join(parts)
-        if weights is not None:
-            return joined
-        order = torch.argsort(joined.ids)  # as if they had come from one engine
-        values = {name: value.index_select(0, order) for name, value in joined.values.items()}
-        return Uploads(joined.ids[order], joined.samples[order], values)
+        parts = []
+        for answer in answers:
+            if len(ids := answer["ids"]):
+                samples = torch.from_numpy(self.client_index.sizes["train"][ids])
+                group = torch.tensor([[int(samples.sum()), len(ids)]])
+                values = _tensors(answer["values"])
+                parts.append(Uploads(torch.tensor(ids), samples, values, self.algorithm.uplink, group))
+        return Uploads.join(parts) if parts else Uploads(torch.arange(0), torch.arange(0), {}, self.algorithm.uplink)
 
     def measure(self, snapshot: ServerSnapshot, ids: Ints) -> Columns:
         places = self.shards.places(ids)
@@ -161,11 +150,13 @@ class RayClients(Clients):
     def put_rows(self, ids: Ints, rows: State) -> None:
         if self.privacy is not None:
             self._releases[ids] = rows[RELEASES].numpy()
+        if SEEN not in rows:
+            check_kept(self._like, {name: value for name, value in rows.items() if name != RELEASES})
         self.shards.ask("put_rows", self._by_shard(ids, rows))
 
     @property
     def row_bytes(self) -> int:
-        return message_bytes(arrays(self._default)) + (8 if self.privacy is not None else 0)
+        return message_bytes(arrays(self._like)) + 1 + (8 if self.privacy is not None else 0)
 
     def _by_shard(self, ids: Ints, rows: State) -> dict[int, tuple[Any, ...]]:
         return {n: (ids[at], arrays(_rows(rows, at))) for n, at in self.shards.places(ids).items()}
@@ -188,7 +179,8 @@ class RayClients(Clients):
 
         if self.privacy is not None:  # what was sent was sent, whatever a client has forgotten
             sent = np.flatnonzero(theirs & (self._releases > 0))
-            put(sent, {name: value.expand(len(sent), *value.shape) for name, value in self._default.items()})
+            nothing = {name: value.new_zeros(len(sent), *value.shape) for name, value in self._like.items()}
+            put(sent, {**nothing, SEEN: torch.zeros(len(sent), dtype=torch.bool)})
         found = checkpoint.latest(self._folder.checkpoints)
         if found is None:
             return "who begin anew: there is no checkpoint yet"

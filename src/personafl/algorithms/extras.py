@@ -1,0 +1,108 @@
+"""What some algorithms need beyond the contract: small classes to inherit from beside `Algorithm` or `Program`.
+
+The framework asks for each with `isinstance`, by the functions below; who does not need one need not know of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Program
+from personafl.algorithms.uploads import Sent
+from personafl.states import State
+
+
+class SendsForEvaluation(ABC):
+    """What is sent before models are evaluated differs from what is sent before training."""
+
+    @abstractmethod
+    def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
+        """What `new_client`, `personal` and `report` get: as `send`, but nobody is about to train."""
+
+
+class Welcomes(ABC):
+    """A client that joins after training gets another message than a client of the last round would."""
+
+    newcomer_rounds: ClassVar[int] = 1
+    """How many rounds it takes part in, by itself."""
+
+    @abstractmethod
+    def welcome(self, server: State, upload: State) -> Sent:
+        """What the server sends to it (`each` has one row).
+
+        `upload` is what the newcomer sent in the round before, or empty in its first.
+        """
+
+
+class ReportsServer(ABC):
+    """Each evaluation writes tensors about the federation to the run folder."""
+
+    @abstractmethod
+    def report_server(self, server: State) -> State:
+        """These tensors, by name."""
+
+
+class SeveralBatches(ABC):
+    """Each step of the program draws several batches; `grad(theta, batch=i)` takes the i-th."""
+
+    @property
+    @abstractmethod
+    def batches_per_step(self) -> int:
+        """How many."""
+
+
+class SideBySide(ABC):
+    """The program runs several times for each client, `ctx.copy` says which time it is; one of them is picked."""
+
+    @property
+    @abstractmethod
+    def copies(self) -> int:
+        """How many times."""
+
+    @abstractmethod
+    def pick(self, own: State, up: State) -> State:
+        """A client's new state from its state and what its copies sent up (a leading axis of `copies`)."""
+
+
+def sent_for_evaluation(algorithm: Algorithm, server: State, ids: Tensor) -> Sent:
+    """What these clients get before their models are evaluated."""
+    if isinstance(algorithm, SendsForEvaluation):
+        return algorithm.send_for_evaluation(server, ids)
+    return algorithm.send(server, ids)
+
+
+def sent_to_newcomer(algorithm: Algorithm, server: State, upload: State) -> Sent:
+    """What a client gets that joins after training, and sent `upload` in the round before."""
+    if isinstance(algorithm, Welcomes):
+        return algorithm.welcome(server, upload)
+    return algorithm.send(server, torch.zeros(1, dtype=torch.int64))
+
+
+def newcomer_rounds(algorithm: Algorithm) -> int:
+    """How many rounds a client trains that joins after training."""
+    return algorithm.newcomer_rounds if isinstance(algorithm, Welcomes) else 1
+
+
+def server_report(algorithm: Algorithm, server: State) -> State:
+    """What an evaluation writes down of the server."""
+    return algorithm.report_server(server) if isinstance(algorithm, ReportsServer) else {}
+
+
+def batches_per_step(program: Program) -> int:
+    """How many batches each step draws."""
+    return program.batches_per_step if isinstance(program, SeveralBatches) else 1
+
+
+def copies(program: Program) -> int:
+    """How often the program runs for each client."""
+    return program.copies if isinstance(program, SideBySide) else 1
+
+
+def needs_validation(algorithm: Algorithm) -> bool:
+    """Whether any of the algorithm's programs looks at validation data."""
+    last = algorithm.evaluation_program(True)
+    return algorithm.uses_validation or (last is not None and last.uses_validation)
