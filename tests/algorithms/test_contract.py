@@ -120,7 +120,8 @@ def test_a_client_begins_with_what_it_is_sent_when_it_is_first_active(tmp_path, 
     kept = np.flatnonzero(runner.active)
     assert store.get(kept)["theta0"].equal(runner.theta0.expand(len(kept), -1))
     assert (
-        runner.clients.shared(runner.moment(True), np.flatnonzero(runner.active == 0)).numpy().tolist() == now.tolist()
+        runner.clients.shared(runner.snapshot(True), np.flatnonzero(runner.active == 0)).numpy().tolist()
+        == now.tolist()
     )
 
 
@@ -129,7 +130,7 @@ def test_clients_that_never_were_active_share_a_model_unless_each_is_sent_its_ow
     for name, algorithm in {n: kind() for n, kind in ALGORITHMS.items() if "persfl" not in n}.items():
         runner = train(quadratics(clients=6), algorithm, tmp_path / name, rounds=2, activity=0.2)
         never = np.flatnonzero(runner.active == 0)
-        model = shared_model(runner.algorithm, runner.moment(True), never)
+        model = shared_model(runner.algorithm, runner.snapshot(True), never)
         shared[name] = model is not None
         if model is not None:
             np.testing.assert_allclose(personal(runner)[never], model.double().expand(len(never), -1), rtol=1e-6)
@@ -142,7 +143,7 @@ def test_clients_that_never_were_active_share_a_model_unless_each_is_sent_its_ow
 
     runner = train(quadratics(clients=6), Apart(), tmp_path, rounds=2, activity=0.2)
     never = np.flatnonzero(runner.active == 0)
-    assert shared_model(runner.algorithm, runner.moment(True), never) is None
+    assert shared_model(runner.algorithm, runner.snapshot(True), never) is None
     expected = runner.server["theta"].double().numpy() + never[:, None]
     np.testing.assert_allclose(personal(runner)[never], expected, rtol=1e-6)
 

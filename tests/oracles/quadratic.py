@@ -85,7 +85,7 @@ def states(runner: Runner) -> dict[str, Array]:
     from personafl.storage.client_store import states
 
     clients, everybody = runner.clients, np.arange(len(runner.clients.engine.federation))
-    sent = runner.moment(False).send(everybody)
+    sent = runner.snapshot(False).send(everybody)
     found = states(clients.algorithm, clients.engine, clients.store, runner.theta0, everybody, sent)
     return {name: value.double().numpy() for name, value in found.items()}
 
@@ -98,7 +98,7 @@ def personal(runner: Runner) -> Array:
     """The personalized models of all clients, (M, d)."""
     from personafl.training.evaluation import personal_models
 
-    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
     return torch.cat([part.theta for part in parts]).double().numpy()
 
 

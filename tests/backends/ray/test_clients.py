@@ -25,7 +25,7 @@ from torch import nn
 from personafl.algorithms import ALGORITHMS, Ditto, Each, FedAvg, Mean, Uploads
 from personafl.backends.ray.actor import Shard, Worker
 from personafl.backends.ray.clients import RayClients
-from personafl.backends.ray.shards import Shards, deal, even, work
+from personafl.backends.ray.shards import Shards, deal, rebalance, work
 from personafl.backends.ray.start import _only_here, connect
 from personafl.config import parse
 from personafl.engines.stacked import StackedEngine
@@ -102,12 +102,12 @@ class Pooled(Shards):
 
     idle: list = []  # noqa: RUF012 (shared on purpose)
 
-    def _new_host(self):
-        return self.idle.pop() if self.idle else super()._new_host()
+    def _new_worker(self):
+        return self.idle.pop() if self.idle else super()._new_worker()
 
     def close(self):
-        self.idle.extend(dict.fromkeys(self.hosts))
-        self.hosts = []
+        self.idle.extend(dict.fromkeys(self.workers))
+        self.workers = []
         self._connection.close()
 
 
@@ -252,7 +252,7 @@ def test_a_cohort_is_shared_out_evenly(cohort, workers):
     owner, load = (np.array(column, np.int64) for column in (zip(*cohort, strict=True) if cohort else ([], [])))
     before = np.bincount(owner, load, minlength=workers)
     for worth in (25, 0):
-        trainer = even(owner, load, list(range(workers)), worth)
+        trainer = rebalance(owner, load, list(range(workers)), worth)
         sums = np.bincount(trainer, load, minlength=workers)
         gap = sums.max() - sums.min()
         assert sums.max() <= before.max()
@@ -315,7 +315,7 @@ def state_of(run: Runner) -> dict:
     everybody = np.arange(CLIENTS)
     out = {f"server {n}": v for n, v in run.server.items()}
     out |= {f"client {n}": v for n, v in run.clients.rows(everybody).items()}
-    out |= {f"measured {n}": v for n, v in run.clients.measure(run.moment(True), everybody).items()}
+    out |= {f"measured {n}": v for n, v in run.clients.measure(run.snapshot(True), everybody).items()}
     counted = {"steps": run.steps, "gradients": run.gradients, "active": run.active}
     return out | counted | {"bytes": run.traffic["bytes_up"]}
 
@@ -357,12 +357,12 @@ def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
         helped += (clients.shards.trainers(cohort) != clients.shards.owner[cohort]).sum()
     assert helped > 4
     assert_close(state_of(run), state_of(expected))
-    for n, host in enumerate(clients.shards.hosts):
-        kept = cluster.get(host.__ray_call__.remote(lambda host, n=n: host._shards[n][1].store.slots))
+    for n, worker in enumerate(clients.shards.workers):
+        kept = cluster.get(worker.__ray_call__.remote(lambda worker, n=n: worker._shards[n][1].store.slots))
         assert set(np.flatnonzero(kept >= 0)) == set(clients.shards.ids[n]) & set(np.flatnonzero(run.active))
     assert clients.shards.moved["put_rows_down"] == helped * (8 + clients.row_bytes)
-    for host in clients.shards.hosts:
-        cluster.kill(host)
+    for worker in clients.shards.workers:
+        cluster.kill(worker)
 
 
 @pytest.mark.parametrize("name", ["selffl", "ditto"])
@@ -403,7 +403,7 @@ def test_bytes_between_driver_and_actors_are_as_predicted(cluster, tmp_path, nam
     assert (moved["train_down"], moved["train_up"]) == (down, up)
     assert run.traffic["bytes_up"] == active * size  # what a federation would send
     # What is counted is what Ray has to move, but for a few names and types.
-    answer = cluster.get(clients.shards.hosts[0].rows.remote(0, clients.shards.ids[0]))
+    answer = cluster.get(clients.shards.workers[0].rows.remote(0, clients.shards.ids[0]))
     counted = sum(value.nbytes for value in answer.values())
     assert counted <= len(pickle.dumps(answer, 5)) <= counted + 1000
     clients.close()
@@ -441,7 +441,7 @@ def test_an_actor_that_dies_in_a_round(cluster, tmp_path, name, saved):
         expected.step()
         if now == saved:
             reference.older = reference.rows(reference.victims)
-    cluster.kill(clients.shards.hosts[1])
+    cluster.kill(clients.shards.workers[1])
     for _ in range(3):
         run.step()
         expected.step()
@@ -471,8 +471,8 @@ def test_an_actor_that_dies_while_it_helps_another(cluster, tmp_path):
         expected.step()
     gone = cohort[trainer == 1]
     reference.victims, reference.dies_in, reference.older = gone, now, reference.rows(gone)
-    process = cluster.get(clients.shards.hosts[1].__ray_call__.remote(lambda host: os.getpid()))
-    clients.shards.hosts[1].__ray_call__.remote(lambda host: time.sleep(60))
+    process = cluster.get(clients.shards.workers[1].__ray_call__.remote(lambda worker: os.getpid()))
+    clients.shards.workers[1].__ray_call__.remote(lambda worker: time.sleep(60))
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
     for _ in range(3):
         run.step()
@@ -488,8 +488,8 @@ def test_an_actor_that_is_killed_while_it_works(cluster, tmp_path):
     run = runner(FedAvg(), clients, tmp_path, rounds=9, activity=1.0, eval_every=0, checkpoint_every=1)
     run.step()
     before = clients.rows(clients.shards.ids[1])
-    process = cluster.get(clients.shards.hosts[1].__ray_call__.remote(lambda host: os.getpid()))
-    clients.shards.hosts[1].__ray_call__.remote(lambda host: time.sleep(60))  # a long round, to die in
+    process = cluster.get(clients.shards.workers[1].__ray_call__.remote(lambda worker: os.getpid()))
+    clients.shards.workers[1].__ray_call__.remote(lambda worker: time.sleep(60))  # a long round, to die in
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
     run.step()
     assert set(run.folder.rounds()[-1]["dropped"]) == {f"c{i}" for i in clients.shards.ids[1]}
@@ -538,10 +538,10 @@ def test_where_there_is_no_room_for_a_new_actor_another_does_its_work(cluster, t
     clients.shards._actor = cluster.remote(Worker).options(resources={"nowhere": 1})
     monkeypatch.setattr(Pooled, "idle", [])
     before = state_of(run)
-    cluster.kill(clients.shards.hosts[0])
-    assert_close(clients.measure(run.moment(False), np.arange(CLIENTS)), {
+    cluster.kill(clients.shards.workers[0])
+    assert_close(clients.measure(run.snapshot(False), np.arange(CLIENTS)), {
         n.removeprefix("measured "): v for n, v in before.items() if n.startswith("measured ")})  # fmt: skip
-    assert clients.shards.hosts[0] == clients.shards.hosts[1]
+    assert clients.shards.workers[0] == clients.shards.workers[1]
     run.step()
     assert run.active.tolist() == [2] * CLIENTS
     clients.close()
@@ -551,7 +551,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monk
     clients = on_ray(1, tmp_path)
     run = runner(FedAvg(), clients, tmp_path)
     killer = clients.shards._replace
-    dead = clients.shards.hosts[0]
+    dead = clients.shards.workers[0]
 
     def replace(gone):
         monkeypatch.setattr(clients.shards, "_successor", lambda left: dead)
@@ -562,7 +562,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monk
     with pytest.raises(RunError, match="died 3 times in a row"):
         for _ in range(3):
             run.step()
-    clients.shards.hosts = []
+    clients.shards.workers = []
 
 
 def test_train_on_ray_leaves_a_joined_ray_running(cluster, tmp_path):

@@ -72,7 +72,7 @@ class Shards:
         self._federation, self._duties, self._settings, self._bring_back = federation, config, settings, bring_back
         self.ids: list[Ints] = []
         self.moved: Counter[str] = Counter()
-        self.hosts: list[Any] = []  # of each shard; a host may have several
+        self.workers: list[Any] = []  # of each shard; a worker may have several
         self._told_soon: list[Any] = []
         self._connection = ExitStack()
 
@@ -81,7 +81,7 @@ class Shards:
 
     def open(self) -> None:
         """Connect to Ray, start the actors and send them their shards, unless that was done."""
-        if self.hosts:
+        if self.workers:
             return
         import ray
 
@@ -106,7 +106,7 @@ class Shards:
         for n, ids in enumerate(self.ids):
             self.owner[ids] = n
         self._deaths = [0] * count
-        self.hosts = [self._new_host() for _ in range(count)]
+        self.workers = [self._new_worker() for _ in range(count)]
         self._wait_for_actors(ray)
         self._everybody = self._in_one_memory(ray)
         self._send(list(self))
@@ -123,9 +123,9 @@ class Shards:
         owner = self.owner[ids]
         if self._everybody is None and self._settings.data is None:
             return owner
-        first = {host: n for n, host in reversed(list(enumerate(self.hosts)))}  # an actor may have several shards
-        home = np.array([first[host] for host in self.hosts])
-        trainer = even(home[owner], self._work[ids], list(first.values()), self.worth / self._parameters)
+        first = {worker: n for n, worker in reversed(list(enumerate(self.workers)))}  # an actor may have several shards
+        home = np.array([first[worker] for worker in self.workers])
+        trainer = rebalance(home[owner], self._work[ids], list(first.values()), self.worth / self._parameters)
         return np.where(trainer == home[owner], owner, trainer)
 
     def put(self, purpose: str, value: Any) -> Any:
@@ -147,7 +147,7 @@ class Shards:
         """What shards answer, and why those do not whose actor has died; these have a new one then."""
         import ray
 
-        asked = {n: getattr(self.hosts[n], method).remote(n, *message) for n, message in messages.items()}
+        asked = {n: getattr(self.workers[n], method).remote(n, *message) for n, message in messages.items()}
         found: dict[int, Any] = {}
         gone: dict[int, str] = {}
         for n, answer in asked.items():
@@ -170,13 +170,13 @@ class Shards:
         import ray
 
         try:
-            ray.get([getattr(self.hosts[n], method).remote(n, *message) for n, message in messages.items()])
+            ray.get([getattr(self.workers[n], method).remote(n, *message) for n, message in messages.items()])
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from None
 
     def tell_soon(self, method: str, messages: Messages) -> None:
         """Have shards do something before whatever they are asked next; one whose actor dies will not have done it."""
-        self._told_soon += [getattr(self.hosts[n], method).remote(n, *message) for n, message in messages.items()]
+        self._told_soon += [getattr(self.workers[n], method).remote(n, *message) for n, message in messages.items()]
         self.moved[f"{method}_down"] += message_bytes(list(messages.values()))
 
     def _check_told(self, ray: Any) -> None:
@@ -191,13 +191,13 @@ class Shards:
 
     def close(self) -> None:
         """End the actors, and the Ray that was started for them; a cluster goes on."""
-        if self.hosts:
+        if self.workers:
             import ray
 
-            for host in set(self.hosts):
-                ray.kill(host)
+            for worker in set(self.workers):
+                ray.kill(worker)
             log.info("bytes between driver and actors: %s", dict(sorted(self.moved.items())))
-        self.hosts = []
+        self.workers = []
         self._connection.close()
 
     # --- at the start ----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Shards:
         return count, cpus or (max(1, int(free["CPU"]) // count) if ours else 1)
 
     def _wait_for_actors(self, ray: Any) -> None:
-        starting = waiting = [host.version.remote() for host in self.hosts]
+        starting = waiting = [worker.version.remote() for worker in self.workers]
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=self.patience)
             if waiting:
@@ -271,13 +271,13 @@ class Shards:
             self._deaths[n] += 1
             if self._deaths[n] >= DEATHS:
                 raise RunError(f"the actor of {len(self.ids[n])} clients died {DEATHS} times in a row ({why})")
-        dead = {self.hosts[n] for n in gone}
-        for host in dead:
-            ray.kill(host)  # it may be out of reach only, and must not come back
-        lost = [n for n in self if self.hosts[n] in dead]
-        left = [host for host in dict.fromkeys(self.hosts) if host not in dead]
-        successors = {host: self._successor(left) for host in dead}
-        self.hosts = [successors.get(host, host) for host in self.hosts]
+        dead = {self.workers[n] for n in gone}
+        for worker in dead:
+            ray.kill(worker)  # it may be out of reach only, and must not come back
+        lost = [n for n in self if self.workers[n] in dead]
+        left = [worker for worker in dict.fromkeys(self.workers) if worker not in dead]
+        successors = {worker: self._successor(left) for worker in dead}
+        self.workers = [successors.get(worker, worker) for worker in self.workers]
         try:
             self._send(lost)
             now = self._bring_back(lost)
@@ -286,20 +286,20 @@ class Shards:
         many, why = sum(len(self.ids[n]) for n in lost), next(iter(gone.values()))
         log.warning("%s: another has its %d clients now, %s", why, many, now)
 
-    def _new_host(self) -> Any:
+    def _new_worker(self) -> Any:
         return self._actor.remote(self._told)
 
     def _successor(self, left: list[Any]) -> Any:
         """A new actor; or, where there is no room for one, that with the fewest shards of those that are left."""
         import ray
 
-        new = self._new_host()
+        new = self._new_worker()
         started, _ = ray.wait([new.version.remote()], timeout=self.patience if left else None)
         if started:
             return new
         ray.kill(new)
         log.warning("Ray has no room for a new actor: one that is left does its work too")
-        return min(left, key=self.hosts.count)
+        return min(left, key=self.workers.count)
 
 
 def work(local: Local, samples: Ints) -> Ints:
@@ -324,12 +324,12 @@ def deal(work: Ints, samples: Ints, count: int) -> list[Ints]:
     return [np.sort(np.array(ids, np.int64)) for ids in shards]
 
 
-def even(owner: Ints, work: Ints, workers: list[int], worth: float = 0) -> Ints:
+def rebalance(owner: Ints, work: Ints, workers: list[int], worth: float = 0) -> Ints:
     """Who trains each client: its owner, but for as few as it takes to give all workers about the same work.
 
     About: to a twentieth, or to `worth` if that is more.
 
-    >>> even(np.array([0, 0, 0, 0, 1]), np.array([5, 5, 5, 5, 5]), [0, 1]).tolist()
+    >>> rebalance(np.array([0, 0, 0, 0, 1]), np.array([5, 5, 5, 5, 5]), [0, 1]).tolist()
     [1, 0, 0, 0, 1]
     """
     trainer = owner.copy()
