@@ -105,7 +105,7 @@ def check_against_hand(runner: Runner, hand: ByHand) -> None:
     sigma2 = [hand.sigma2(m) for m in range(clients)]
     own, active = states(runner), np.array([bool(x) for x in hand.history])
     np.testing.assert_array_equal(runner.steps, hand.steps)
-    np.testing.assert_array_equal(own["t"], [len(x) or -1 for x in hand.history])
+    np.testing.assert_array_equal(own["t"], [len(x) for x in hand.history])
     np.testing.assert_allclose(own["sigma2"], [s or 0 for s in sigma2], **close)
     for m in np.flatnonzero(active):
         np.testing.assert_allclose(own["mean"][m], np.mean(hand.history[m], 0), **close)

@@ -69,7 +69,7 @@ def server_state(run: Run) -> dict[str, torch.Tensor]:
 def loop_states(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """What each client of a loop run keeps in the end."""
     rows = load_file(run.folder.checkpoints / f"clients-{run.manifest['rounds']:06d}.safetensors")
-    names = [name for name in rows if name.startswith("own.")]
+    names = [name for name in rows if name.startswith("own.") and name != f"own.{SEEN}"]
     ids = federation().ids
     return {ids[i]: {n.removeprefix("own."): rows[n][k] for n in names} for k, i in enumerate(rows["ids"].tolist())}
 

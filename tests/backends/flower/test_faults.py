@@ -75,7 +75,7 @@ def test_a_straggler_goes_back_and_the_result_is_as_if_it_had_not_been_in_the_co
     assert same({n: v for n, v in server_state(ours).items() if n.startswith("server.")},
                 {f"server.{n}": v for n, v in reference.server.items()})  # fmt: skip
     for k, client in enumerate(data.ids):
-        row = {name: value[0] for name, value in clients.rows(np.array([k])).items()}
+        row = {name: value[0] for name, value in clients.store.get(np.array([k])).items()}
         assert same(site_state(tmp_path / "sites" / client / "site.toml", 3), row)
     assert same_tables(as_table(ours), folder.clients())
 
