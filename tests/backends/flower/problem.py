@@ -18,6 +18,7 @@ from personafl.jobs import train_config
 from personafl.runs.run import Run
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
+from personafl.training.clients import SEEN
 from tests.backends.flower.grid import MemoryGrid
 
 SETTINGS = {"seed": 3, "rounds": 3, "eval_every": 0, "model": "mclr", "local": {"steps": 2, "batch_size": 4, "lr": 0.1}}
