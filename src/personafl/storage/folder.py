@@ -105,6 +105,8 @@ class RunFolder:
         """Refuse to continue a run under other settings than it was started with."""
         old, new = _flat(self.manifest()), _flat(_without_none(manifest))
         for key in sorted(old.keys() | new.keys()):
+            if key.endswith(".class") and key not in old:  # a run of an earlier version
+                continue
             if key.split(".")[0] not in _MAY_DIFFER and old.get(key) != new.get(key):
                 raise RunError(
                     f"{self.path} holds another run: its {key} is {old.get(key)!r}, now it is {new.get(key)!r}; "
