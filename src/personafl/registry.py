@@ -251,7 +251,10 @@ def checked(kind: Any, where: str, value: Any) -> Any:
         # By way of JSON, because TOML's lists may stand for tuples; a date becomes a string, which nothing takes.
         return TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:  # of somebody else's class
-        raise PluginError(f"{where}: the settings of {class_path(kind)} cannot be checked: {why(error)}") from error
+        raise PluginError(
+            f"{where}: the settings of {class_path(kind)} cannot be checked: their types have to be numbers, strings, "
+            f"booleans, lists or tables of these, and defined where the class is ({why(error)})"
+        ) from error
     except ValidationError as error:
         first = cast(Any, error.errors()[0])
         key = prefix + ".".join(str(part) for part in first["loc"] if isinstance(part, str))
