@@ -59,13 +59,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard
 
 
 def _use_data_dir(folder: Path | None) -> Path | None:
+    if folder is None:  # completion asks too, and has no time for imports
+        return None
     from personafl.data.readers import VARIABLE
     from personafl.errors import DataError
 
-    if folder is not None:
-        if not folder.is_dir():
-            raise DataError(f"--data-dir names {folder}, which is not a directory")
-        os.environ[VARIABLE] = str(folder)
+    if not folder.is_dir():
+        raise DataError(f"--data-dir names {folder}, which is not a directory")
+    os.environ[VARIABLE] = str(folder)
     return folder
 
 
