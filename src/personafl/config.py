@@ -15,7 +15,7 @@ from personafl.data import PARTITIONS, SOURCES, Digits, Files, Partition, Source
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.models import MODELS, Model
-from personafl.registry import Registry, checked, choose, require_known_key, suggestion
+from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
 from personafl.training.privacy import Privacy
 
@@ -100,8 +100,9 @@ def read_tables(path: Path) -> dict[str, Any]:
 def for_method(values: Mapping[str, Any], method: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The tables of a config for one method of a comparison.
 
-    A method is an algorithm, or a name of the config's own: `[methods.NAME]` holds settings that count for this method
-    only, such as `algorithm.lam = 0.5`, and, where NAME is not an algorithm, `algorithm.name`. Overrides win over both.
+    A method is an algorithm (its name, or "package.module:Name"), or a name of the config's own: `[methods.NAME]` holds
+    settings that count for this method only, such as `algorithm.lam = 0.5`, and, where NAME is not an algorithm,
+    `algorithm.name`. Overrides win over both.
 
     >>> tables = {"algorithm": "fedavg", "methods": {"strong": {"algorithm": {"name": "ditto", "lam": 2.0}}}}
     >>> for_method(tables, "strong")["algorithm"]
@@ -113,7 +114,7 @@ def for_method(values: Mapping[str, Any], method: str, overrides: Sequence[str] 
     methods = _methods(out)
     own = methods.get(method, {})
     name = _table(own, "algorithm").get("name", method)
-    if name not in ALGORITHMS:
+    if name not in ALGORITHMS and not is_class_path(name):
         known = (*ALGORITHMS, *(label for label in methods if label not in ALGORITHMS))
         raise ConfigError(
             f"method {name!r} is unknown{suggestion(str(name), known)}; known: {', '.join(known)}"

@@ -14,6 +14,10 @@ class ConfigError(PersonaflError):
     """A setting is unknown, has the wrong type, or is out of range."""
 
 
+class PluginError(ConfigError):
+    """Something of an installed package, or a class that a config names, cannot be used."""
+
+
 class DataError(PersonaflError):
     """The clients' data cannot be used as it is."""
 

@@ -20,7 +20,7 @@ from personafl.federation import Federation
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
-from personafl.registry import require_known_key
+from personafl.registry import described, require_known_key
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
@@ -150,10 +150,13 @@ def train_config(
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
     model = config.model or default_model(federation.x.shape[1:])
-    described = replace(config, model=model).tables()
-    tables = {key: value for key, value in described.items() if key in ("data", "partition", "splits", "model")}
+    parts = {"data": config.data, "partition": config.partition, "model": model}
+    tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
+    if config.splits is not None:
+        tables["splits"] = list(config.splits)
     module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.tables)
     if config.weights is not None:
+        tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
     return Job(
         federation,

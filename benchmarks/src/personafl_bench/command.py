@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, err, out, print_json, say
+from personafl.cli.console import Json, print_json, say
 
 
 def bench(
@@ -36,6 +36,7 @@ def bench(
 
       personafl bench --peers --picture bench.svg
     """
+    from personafl.cli.console import err, out
     from personafl_bench.picture import check_picture
     from personafl_bench.run import draw, find_peers, run_bench, tables
 

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as Shown
 
-from personafl.cli.console import DataDir, Json, err, out, print_json, say
+from personafl.cli.console import DataDir, Json, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table as Shown
 
 
 def reproduce(
@@ -49,6 +51,7 @@ def reproduce(
 
       personafl reproduce --all --quick
     """
+    from personafl.cli.console import err, out
     from personafl.errors import ConfigError
     from personafl.files import disk_errors
     from personafl.signals import exit_code, on_stop
@@ -105,6 +108,8 @@ def reproduce(
 
 
 def _overview(found: list[dict[str, Any]], seconds: list[float]) -> Shown:
+    from rich.table import Table as Shown
+
     from personafl_papers.tables.results import tally
 
     shown = Shown(title="tables", title_justify="left")
@@ -120,6 +125,8 @@ def _overview(found: list[dict[str, Any]], seconds: list[float]) -> Shown:
 @contextmanager
 def _progress(silent: bool) -> Iterator[Callable[[str], None]]:
     """A line on a terminal that says what is going on; nothing elsewhere."""
+    from personafl.cli.console import err
+
     if silent or not err.is_interactive:
         yield lambda line: None
         return

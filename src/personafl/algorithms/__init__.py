@@ -39,6 +39,7 @@ ALGORITHMS = Registry(
         Separate, FedAvg, FedAvgFT, FedProx, FedProxFT, SCAFFOLD, APFL, Ditto, PFedMe, PerFedAvg, FedPer, FedAMP,
         HeurFedAMP, PersFL, PersFLGD, SelfFL, SelfFLAug,
     ],
+    base=Algorithm,
 )  # fmt: skip
 
 __all__ = [

@@ -9,55 +9,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from importlib.metadata import entry_points
+from functools import cache
 from typing import Annotated, Any
 
 import typer
-from rich.logging import RichHandler
 
-from personafl.cli.compare import compare
-from personafl.cli.console import err
-from personafl.cli.demo import demo
-from personafl.cli.deploy import deploy
-from personafl.cli.export import export
-from personafl.cli.gain import gain
-from personafl.cli.list import list_
-from personafl.cli.partition import partition
-from personafl.cli.personalize import personalize
-from personafl.cli.report import report
-from personafl.cli.run import run
-from personafl.cli.site import site
-from personafl.cli.watch import watch
+from personafl.cli.commands import Program
 from personafl.version import __version__
-
-log = logging.getLogger("personafl")
 
 app = typer.Typer(
     name="personafl",
+    cls=Program,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # typer's coloured help takes longer to import than all else; commands have it for theirs
 )
-
-for command in (demo, run, compare, report, watch, partition, personalize, gain, export):
-    app.command()(command)
-app.command("list")(list_)
-app.add_typer(deploy, name="deploy")
-app.add_typer(site, name="site")
-
-
-def _add_installed() -> None:
-    """Commands of installed packages, by their entry points `personafl.commands`; none takes the place of ours."""
-    own = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    for point in entry_points(group="personafl.commands"):
-        if point.name in own:
-            continue
-        try:
-            app.command(point.name)(point.load())
-        except Exception as error:  # whatever somebody's package raises: the other commands work without it
-            log.warning("the command %s of an installed package cannot be imported: %s", point.name, error)
-
-
-_add_installed()
 
 
 def _version(asked: bool) -> None:
@@ -75,28 +40,32 @@ def options(
     """Personalized federated learning: a model for each client, with the help of the others."""
 
 
-@app.command()
-def version() -> None:
-    """Print the version.
+class Warnings(logging.Handler):
+    """On a terminal, warnings have to make way for the progress bar; elsewhere each is one line."""
 
-    Examples:
+    def emit(self, record: logging.LogRecord) -> None:
+        _handler().handle(record)
 
-      personafl version
-    """
-    print(__version__)
+
+@cache
+def _handler() -> logging.Handler:
+    """Made at the first warning: mostly there is none."""
+    from personafl.cli.console import err
+
+    handler: logging.Handler
+    if err.is_interactive:
+        from rich.logging import RichHandler
+
+        handler = RichHandler(console=err, show_time=False, show_path=False)
+    else:
+        handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s" if err.is_interactive else "warning: %(message)s"))
+    return handler
 
 
 def main() -> None:
     """Entry point: user mistakes become one line and an exit code."""
-    # On a terminal, warnings have to make way for the progress bar; elsewhere each is one line.
-    handler = (
-        RichHandler(console=err, show_time=False, show_path=False) if err.is_interactive else logging.StreamHandler()
-    )
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s" if err.is_interactive else "warning: %(message)s",
-        handlers=[handler],
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[Warnings()])
     from personafl.errors import PersonaflError
 
     try:
@@ -126,5 +95,7 @@ def _mistyped(error: Any) -> str:
 
 def _say_error(text: str) -> None:
     from rich.markup import escape
+
+    from personafl.cli.console import err
 
     err.print(f"[bold red]error:[/] {escape(' '.join(text.split()))}", highlight=False, soft_wrap=True)

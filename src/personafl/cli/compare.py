@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from personafl.cli.console import DataDir, Json, Overrides, err, out, say
+from personafl.cli.console import DataDir, Json, Overrides, say
 
 if TYPE_CHECKING:
     from personafl.study.equal_work import EqualWork
@@ -70,6 +70,7 @@ def compare(
 
       personafl compare mnist.toml -a all --seeds 10 --on ray
     """
+    from personafl.cli.console import err, out
     from personafl.config import read_tables
     from personafl.errors import ConfigError
     from personafl.signals import exit_code, on_stop

@@ -1,4 +1,8 @@
-"""What the commands share: the two consoles, and options that several of them have."""
+"""What the commands share: the two consoles, and options that several of them have.
+
+The consoles `out` and `err` are made when a command imports them from here, which it does when it runs: `--help` and
+completion do without rich.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,26 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-# FORCE_COLOR asks for colours where there is no terminal, not for bars that move.
-out = Console(force_interactive=None if sys.stdout.isatty() else False)
-err = Console(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    out: Console
+    err: Console
+
+
+def __getattr__(name: str) -> Console:
+    if name not in ("out", "err"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rich.console import Console
+
+    # FORCE_COLOR asks for colours where there is no terminal, not for bars that move.
+    shown = (sys.stderr if name == "err" else sys.stdout).isatty()
+    made = globals()[name] = Console(stderr=name == "err", force_interactive=None if shown else False)
+    return made
 
 
 def say(console: Console, text: str) -> None:
@@ -43,13 +59,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard
 
 
 def _use_data_dir(folder: Path | None) -> Path | None:
+    if folder is None:  # completion asks too, and has no time for imports
+        return None
     from personafl.data.readers import VARIABLE
     from personafl.errors import DataError
 
-    if folder is not None:
-        if not folder.is_dir():
-            raise DataError(f"--data-dir names {folder}, which is not a directory")
-        os.environ[VARIABLE] = str(folder)
+    if not folder.is_dir():
+        raise DataError(f"--data-dir names {folder}, which is not a directory")
+    os.environ[VARIABLE] = str(folder)
     return folder
 
 

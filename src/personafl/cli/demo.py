@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from personafl.cli.compare import write_files
-from personafl.cli.console import Json, err, out, say
+from personafl.cli.console import Json, say
 
 
 def demo(
@@ -32,6 +32,7 @@ def demo(
 
       personafl demo --rounds 20 --seeds 1 --out runs/first-look
     """
+    from personafl.cli.console import err, out
     from personafl.report.data import report_data
     from personafl.report.output import default_page, write_page
     from personafl.signals import exit_code, on_stop

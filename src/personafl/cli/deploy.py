@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from personafl.cli.console import Json, err, out, print_json, say
+from personafl.cli.console import Json, print_json, say
 
 if TYPE_CHECKING:
     from personafl.backends.deploy import Deployment
@@ -39,6 +38,8 @@ def init(
 
       personafl deploy init clinics --sites a,b --address fl.example.org:9092
     """
+    from personafl.cli.console import out
+
     need_flower()
     from personafl.backends.deploy import init_federation
 
@@ -75,6 +76,10 @@ def up(
 
       personafl deploy up federation --data hospitals --rounds 2
     """
+    from rich.table import Table
+
+    from personafl.cli.console import err, out
+
     need_flower()
     from personafl.backends.deploy import Deployment
     from personafl.backends.deploy.rehearsal import stopping_signals

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, out, print_json, say
+from personafl.cli.console import Json, print_json, say
 
 
 def export(
@@ -35,6 +35,7 @@ def export(
 
       personafl export runs/mnist-selffl-0 --all --format torch --out models
     """
+    from personafl.cli.console import out
     from personafl.errors import ConfigError
     from personafl.runs.export import export as write
     from personafl.runs.run import load

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from personafl.cli.console import Json, out, print_json, say
+from personafl.cli.console import Json, print_json, say
 
 if TYPE_CHECKING:
     from personafl.study.gain_check import Check
@@ -37,6 +36,9 @@ def gain(
 
       personafl gain runs/mnist-selffl-0 --threshold 1.5 --plot gain.pdf
     """
+    from rich.table import Table
+
+    from personafl.cli.console import out
     from personafl.runs.run import load
     from personafl.study.gain import gains, plot, sentence
     from personafl.study.gain_check import check, words

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from personafl.cli.console import DataDir, Json, Overrides, out, print_json, say
+from personafl.cli.console import DataDir, Json, Overrides, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def partition(
@@ -36,6 +38,7 @@ def partition(
 
       personafl partition mnist.toml -s partition.name=ds1 --plot --out ds1.png
     """
+    from personafl.cli.console import out
     from personafl.config import read_config
     from personafl.federation.overview import overview
 
@@ -61,6 +64,8 @@ def partition(
 
 def summary_table(made: dict[str, Any]) -> Table:
     """What `overview` says, for people."""
+    from rich.table import Table
+
     table = Table(show_header=False, box=None)
     table.add_row("data", made["name"])
     table.add_row("clients", f"{made['clients']:,}")

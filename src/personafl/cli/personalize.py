@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from personafl.cli.console import Json, out, print_json, say
+from personafl.cli.console import Json, print_json, say
 
 
 def personalize(
@@ -36,7 +35,9 @@ def personalize(
       personafl personalize runs/mnist-ditto-0 newcomers/ --out new.safetensors
     """
     import numpy as np
+    from rich.table import Table
 
+    from personafl.cli.console import out
     from personafl.errors import DataError
     from personafl.runs.run import load
     from personafl.training.newcomers import read_newcomers

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from personafl.cli.console import Json, err, out, print_json, say
+from personafl.cli.console import Json, print_json, say
 
 
 def report(
@@ -36,6 +36,7 @@ def report(
 
       personafl report runs/mnist-selffl-0 --serve
     """
+    from personafl.cli.console import out
     from personafl.report.data import report_data
     from personafl.report.output import check_page, default_page, write_page
 
@@ -72,6 +73,7 @@ def report(
 
 
 def _serve(runs: list[Path], host: str, port: int) -> None:
+    from personafl.cli.console import err
     from personafl.report.serve import make_server
 
     with make_server(runs, host, port) as server:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from personafl.cli.console import DataDir, Json, Overrides, err, out, print_json, say
+from personafl.cli.console import DataDir, Json, Overrides, print_json, say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from personafl.runs.run import Run
 
 
@@ -53,6 +54,7 @@ def run(
 
       personafl run mnist.toml --tensorboard boards --mlflow sqlite:///mlflow.db
     """
+    from personafl.cli.console import err, out
     from personafl.config import read_config
     from personafl.jobs import train_config
     from personafl.runs.trackers import MLflow, TensorBoard
@@ -90,6 +92,8 @@ def run(
 
 def score_table(name: str, run: Run) -> Table:
     """Personalized and global model on everybody's test data."""
+    from rich.table import Table
+
     cells = _row(name, run)
     table = Table(*cells, caption="on the clients' own test data, after the last round", caption_justify="left")
     table.add_row(*cells.values())

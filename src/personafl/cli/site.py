@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from personafl.cli.console import Json, out, print_json
+from personafl.cli.console import Json, print_json
 from personafl.cli.deploy import need_flower
 
 site = typer.Typer(help="For a site: is everything ready to join a federation?", rich_markup_mode="rich")
@@ -41,6 +40,10 @@ def check(
 
       personafl site check sites/north/site.toml --connect --json
     """
+    from rich.table import Table
+
+    from personafl.cli.console import out
+
     need_flower()
     from personafl.backends.deploy import check_site
 

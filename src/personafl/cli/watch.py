@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.filesize import decimal
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from personafl.cli.console import err, out, print_json, say
+from personafl.cli.console import print_json, say
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from personafl.runs.watch import Watch, WatchedRun
 
 STYLES = {"starting": "yellow", "going on": "cyan", "stopped": "red", "finished": "green"}
@@ -46,6 +42,7 @@ def watch(
 
       personafl watch runs/mnist-selffl-0 --json | jq .personal_accuracy
     """
+    from personafl.cli.console import err, out
     from personafl.errors import ConfigError
     from personafl.runs.watch import Watch
 
@@ -87,6 +84,10 @@ def _print_lines(watched: Watch, every: float, as_json: bool) -> None:
 
 
 def _show(watched: Watch, every: float) -> None:
+    from rich.live import Live
+
+    from personafl.cli.console import out
+
     with Live(console=out, auto_refresh=False) as live:
         while True:
             runs = watched.look()
@@ -112,6 +113,12 @@ def _line(run: WatchedRun, record: dict[str, Any]) -> str:
 
 def _one(run: WatchedRun) -> RenderableType:
     """A run with all that is known about it."""
+    from rich.console import Group
+    from rich.filesize import decimal
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
     head = Text.assemble((str(run.path), "bold"), "  ", (run.state, STYLES[run.state]))
     if not run.manifest:
         return head
@@ -136,6 +143,9 @@ def _one(run: WatchedRun) -> RenderableType:
 
 def _many(runs: list[WatchedRun]) -> RenderableType:
     """A line for each run; what goes on comes first, because a terminal shows only so many lines."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for name in ("state", "round", "personalized", "", "s a round", "left", "left out"):
@@ -165,6 +175,6 @@ def _how_to_resume(run: WatchedRun, alone: bool) -> str:
     where = f"{run.path} has stopped after round {run.round} of {run.rounds}"
     if not alone:
         return f"{where}. Give the command again that made it: what is done is kept."
-    if "class" in run.manifest.get("model", {}):
+    if "name" not in run.manifest.get("model", {}):
         return f"{where}. Continue with: train(…, out={str(run.path)!r}, resume=True)"
     return f"{where}. Continue with the same settings: personafl run CONFIG.toml --out {run.path} --resume"

@@ -50,7 +50,7 @@ def build(
     if isinstance(partition, Natural) and source.structure == "pool" and not isinstance(source, Owned):
         known = ", ".join(
             name
-            for name, kind in SOURCES.items()
+            for name, kind in SOURCES.usable()[0].items()
             if hasattr(kind, "owners") or getattr(kind, "structure", None) == "natural"
         )
         raise ConfigError(

@@ -31,7 +31,7 @@ __all__ = [
     "initialize",
 ]
 
-MODELS = Registry("model", "personafl.models", [MCLR, MLP, CNN, FemnistCNN, LSTMModel, LinearModel])
+MODELS = Registry("model", "personafl.models", [MCLR, MLP, CNN, FemnistCNN, LSTMModel, LinearModel], needs=("build",))
 
 __getattr__ = old_spellings(
     __name__, {"Cnn": "CNN", "FemnistCnn": "FemnistCNN", "LstmModel": "LSTMModel", "Mclr": "MCLR", "Mlp": "MLP"}

@@ -64,6 +64,8 @@ def again(found: Reported) -> dict[str, str] | None:
         return None
     if any("name" not in m.get(key, {}) for m in manifests for key in ("data", "model")):
         return None  # data or a model from Python
+    if any(str(m["algorithm"].get("class", "")).startswith("__main__") for m in manifests):
+        return None  # an algorithm that no config can name
     seeds = [sorted(runs) for runs in found.methods.values()]
     start, count = seeds[0][0], len(seeds[0])
     if any(each != list(range(start, start + count)) for each in seeds):
@@ -88,7 +90,19 @@ def again(found: Reported) -> dict[str, str] | None:
 
 
 def _written(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
-    return {"config": tomli_w.dumps(_in_order(config)), "command": shlex.join(words)}
+    return {"config": tomli_w.dumps(_in_order(_named(config))), "command": shlex.join(words)}
+
+
+def _named(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of a run folder as a config has them: a class that is not personafl's own is named as such.
+
+    >>> _named({"algorithm": {"name": "mine", "class": "mypackage.mine:Mine", "lam": 2.0}})
+    {'algorithm': {'name': 'mypackage.mine:Mine', 'lam': 2.0}}
+    """
+    out = {key: _named(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    if "name" in out and "class" in out:
+        out["name"] = out.pop("class")
+    return out
 
 
 def _in_order(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +148,8 @@ def _privacy(found: Reported) -> list[str]:
 def _table(value: Any) -> str:
     if not isinstance(value, Mapping):
         return _text(value)
-    rest = ", ".join(f"{key} = {_text(v)}" for key, v in value.items() if key not in ("name", "class"))
+    shown = [key for key in value if key != "name" and (key != "class" or "name" in value)]
+    rest = ", ".join(f"{key} = {_text(value[key])}" for key in shown)
     name = _text(value.get("name", value.get("class")))
     return f"{name} ({rest})" if name and rest else name or rest
 

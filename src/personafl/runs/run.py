@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.engines.loop import LoopEngine
-from personafl.errors import DataError, RunError
+from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
 from personafl.kernels.task import LOSSES, Task
 from personafl.models import MODELS, initialize
-from personafl.registry import checked, choose
+from personafl.registry import Registry, checked, choose_known
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
@@ -187,9 +187,21 @@ class Run:
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
-            found: Algorithm = choose("algorithm", self.manifest["algorithm"], ALGORITHMS, None, imports=False)
+            found: Algorithm = self._known("algorithm", "algorithm", ALGORITHMS)
             self._algorithm = found
         return self._algorithm
+
+    def _known(self, kind: str, argument: str, registry: Registry) -> Any:
+        """What run.toml says of an algorithm or a model, where its name is known here. Nothing else is imported."""
+        table = self.manifest.get(kind)
+        if isinstance(table, Mapping):
+            table = {key: value for key, value in table.items() if (kind, key) != ("model", "weights")}
+        try:
+            return choose_known(kind, table, registry)
+        except ConfigError as error:
+            raise RunError(
+                f"{self.path}: {error}. From Python, give it: load_run({str(self.path)!r}, {argument}=…)"
+            ) from error
 
     @property
     def tables(self) -> dict[str, Tensor]:
@@ -208,15 +220,10 @@ class Run:
             resolved = self.manifest["resolved"]
             module = self._module
             if module is None:
-                if "class" in self.manifest["model"]:
-                    raise RunError(f"{self.path} trained a {self.manifest['model']['class']}: give it as module=…")
-                model = choose(
-                    "model",
-                    {k: v for k, v in self.manifest["model"].items() if k != "weights"},
-                    MODELS,
-                    None,
-                    imports=False,
-                )
+                described = self.manifest.get("model", {})
+                if "class" in described and "name" not in described:  # it was made in Python
+                    raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
+                model = self._known("model", "module", MODELS)
                 module = initialize(
                     model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.tables
                 )

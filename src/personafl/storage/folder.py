@@ -43,6 +43,9 @@ _MAY_DIFFER = (
 )  # fmt: skip
 
 
+_TABLES = ("algorithm", "model", "data", "partition", "local", "privacy", "resolved", "versions", "files")
+
+
 class RunFolder:
     """Reads and writes one run folder."""
 
@@ -72,11 +75,14 @@ class RunFolder:
         """The contents of run.toml."""
         path = self.path / "run.toml"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run folder: it has no run.toml") from None
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read: {error}") from error
+        if wrong := [key for key in _TABLES if not isinstance(found.get(key, {}), dict)]:
+            raise RunError(f"{path} is damaged: {wrong[0]} is not a table")
+        return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         write_text(self.path / "run.toml", tomli_w.dumps(_without_none(manifest)))
@@ -105,6 +111,8 @@ class RunFolder:
         """Refuse to continue a run under other settings than it was started with."""
         old, new = _flat(self.manifest()), _flat(_without_none(manifest))
         for key in sorted(old.keys() | new.keys()):
+            if key.endswith(".class") and key not in old:  # a run of an earlier version
+                continue
             if key.split(".")[0] not in _MAY_DIFFER and old.get(key) != new.get(key):
                 raise RunError(
                     f"{self.path} holds another run: its {key} is {old.get(key)!r}, now it is {new.get(key)!r}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ class RunCache:
         """The runs that are not there yet, each once; `paths` gets the folder of every job."""
         for job in jobs:
             federation = self._federation_of(job.config)
-            path = self.folder / f"{job.method}-{job.seed}-{identity(job.config, federation)}"
+            path = self.folder / f"{_legal(job.method)}-{job.seed}-{identity(job.config, federation)}"
             new = path not in self._done and path not in paths
             paths.append(path)
             if new and RunFolder(path).exists and (found := Run(path)).complete:
@@ -164,6 +165,15 @@ class RunCache:
                 log.warning("%s", note)
             self._federation = (key, federation)
         return self._federation[1]
+
+
+def _legal(method: str) -> str:
+    """A method's name as part of a folder's name, on any system.
+
+    >>> _legal("mypackage.mine:Mine"), _legal("../elsewhere")
+    ('mypackage.mine-Mine', '..-elsewhere')
+    """
+    return re.sub(r'[<>:"/\\|?*\x00-\x1f]', "-", method)
 
 
 def identity(config: Config, federation: Federation) -> str:

@@ -127,7 +127,7 @@ def plan(
         )
     names = list(methods) or list(tables.get("methods", {})) or [_algorithm(tables)]
     if "all" in names:
-        names = [*(n for n in names if n != "all"), *(n for n in ALGORITHMS if n not in names)]
+        names = [*(n for n in names if n != "all"), *(n for n in ALGORITHMS.usable()[0] if n not in names)]
     names = list(dict.fromkeys(names))
     added = tuple(reference for reference in REFERENCES if reference not in names)
     first = parse(for_method(tables, names[0], overrides)).seed

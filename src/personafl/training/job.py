@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
-from personafl.registry import checked
+from personafl.registry import checked, not_frozen
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.training.privacy import Privacy
 
@@ -42,8 +43,11 @@ class Job:
 
     def check(self) -> None:
         """Check what was built in Python as strictly as a config is."""
-        if type(self.algorithm) in ALGORITHMS.values():
-            checked(type(self.algorithm), "algorithm", asdict(self.algorithm))
+        kind = type(self.algorithm)
+        if wrong := not_frozen(kind):
+            raise ConfigError(f"algorithm: {wrong}")
+        if ALGORITHMS.knows(kind):
+            checked(kind, "algorithm", asdict(self.algorithm))
         checked(Local, "local", asdict(self.local))
         if self.privacy is not None:
             checked(Privacy, "privacy", asdict(self.privacy)).check(self.algorithm)

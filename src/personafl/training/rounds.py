@@ -13,6 +13,7 @@ import torch
 
 from personafl.algorithms.base import Algorithm
 from personafl.kernels.task import LOSSES
+from personafl.registry import described
 from personafl.settings import Schedule
 from personafl.states import State
 from personafl.storage.folder import RunFolder
@@ -69,7 +70,7 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": clients.seed,
         **asdict(schedule),
-        "algorithm": {"name": algorithm.name, **asdict(algorithm)},
+        "algorithm": described(algorithm),
         **origin.tables,
         "local": asdict(clients.local),
         **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),

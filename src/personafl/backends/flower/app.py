@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import Sent
 from personafl.backends.flower.job import Layout, Order, fingerprint, read_job
 from personafl.backends.flower.members import FederationSettings, gather
@@ -29,12 +30,12 @@ from personafl.backends.flower.signing import OperatorSeal, SiteSeal
 from personafl.backends.flower.site import Site
 from personafl.backends.flower.site_data import read_site
 from personafl.config import Config, parse, read_tables
-from personafl.errors import ConfigError, DataError, PersonaflError
+from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
 from personafl.kernels.task import Task
-from personafl.models import default_model, initialize
+from personafl.models import MODELS, default_model, initialize
 from personafl.models.weights import load_weights
-from personafl.registry import checked
+from personafl.registry import checked, class_path
 from personafl.storage.folder import RunFolder
 from personafl.training.events import Listener
 from personafl.training.rounds import Origin, run_rounds
@@ -99,7 +100,14 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
         raise ConfigError(f"{path} has no [federation] table: it says who takes part and what a sample looks like")
     settings: FederationSettings = checked(FederationSettings, "federation", values.pop("federation"))
     # A round in a federation takes long enough for a checkpoint, and so at most the round in flight is lost.
-    return parse({"checkpoint_every": 1, **values}), settings
+    described = parse({"checkpoint_every": 1, **values})
+    for key, registry, value in (("algorithm", ALGORITHMS, described.algorithm), ("model", MODELS, described.model)):
+        if value is not None and not registry.knows(type(value)):
+            raise ConfigError(
+                f"{path}: {key} = {class_path(type(value))!r} has no name here, and sites take nothing but names: "
+                "install a package with an entry point for it, here and at the sites (docs/your-package.md)"
+            )
+    return described, settings
 
 
 class RoundLog(Listener):
@@ -183,6 +191,9 @@ def _answer(work: Callable[[], RecordDict]) -> RecordDict:
     except DataError as error:
         log.error("%s", error)
         reason = "its data cannot be used: its own log says why"
+    except PluginError as error:
+        log.error("%s", error)
+        reason = "a package of its own cannot be used: its own log says why"
     except PersonaflError as error:
         log.error("%s", error)
         reason = str(error)

@@ -21,7 +21,7 @@ from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
-from personafl.registry import checked, choose
+from personafl.registry import checked, choose_known
 from personafl.settings import Local
 from personafl.states import State
 from personafl.training.privacy import Privacy
@@ -75,7 +75,7 @@ class JobDescription:
 
     def make_algorithm(self) -> Algorithm:
         """The algorithm with its hyper-parameters, from this machine's personafl."""
-        made: Algorithm = choose("algorithm", self.algorithm, ALGORITHMS, None, imports=False)
+        made: Algorithm = choose_known("algorithm", self.algorithm, ALGORITHMS)
         return made
 
     def make_local(self) -> Local:
@@ -90,7 +90,7 @@ class JobDescription:
         """The settings of the model."""
         if not self.model:
             raise ConfigError("the server's model is not one of personafl's own: a federation needs a [model] by name")
-        made: Model = choose("model", self.model, MODELS, None, imports=False)
+        made: Model = choose_known("model", self.model, MODELS)
         return made
 
     def make_task(self, tables: State) -> Task:

@@ -14,7 +14,12 @@ from personafl.data.partitions.powerlaw import PowerLaw
 from personafl.federation.partition import Assignment, Indices, Partition
 from personafl.registry import Registry, old_spellings
 
-PARTITIONS = Registry("partition", "personafl.partitions", [IID, Pathological, Dirichlet, Natural, PowerLaw, Lognormal])
+PARTITIONS = Registry(
+    "partition",
+    "personafl.partitions",
+    [IID, Pathological, Dirichlet, Natural, PowerLaw, Lognormal],
+    needs=("__call__",),
+)
 
 __all__ = [
     "IID", "PARTITIONS", "Assignment", "Dirichlet", "Indices", "Lognormal", "Natural", "Partition", "Pathological",

@@ -9,6 +9,11 @@ from personafl.data.sources.mnist import MNIST
 from personafl.data.sources.own_files import Files
 from personafl.registry import Registry
 
-SOURCES = Registry("data", "personafl.data", [Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, Files])
+SOURCES = Registry(
+    "data",
+    "personafl.data",
+    [Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, Files],
+    needs=("structure", "splits", "load"),
+)
 
 __all__ = ["CIFAR10", "CIFAR100", "EMNIST", "FMNIST", "MNIST", "SOURCES", "Digits", "Files"]
