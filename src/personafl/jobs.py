@@ -152,7 +152,7 @@ def config_job(config: Config, federation: Federation) -> Job:
     model = config.model or default_model(federation.x.shape[1:])
     described = replace(config, model=model).tables()
     tables = {key: value for key, value in described.items() if key in ("data", "partition", "splits", "model")}
-    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.tables)
+    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
     if config.weights is not None:
         load_weights(module, Path(config.weights))
     return Job(
@@ -192,7 +192,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
         resolved = _resolved(job, choice)
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
-        origin = Origin(job.tables, resolved, job.federation.tables)
+        origin = Origin(job.tables, resolved, job.federation.constants)
         with closing(clients):
             run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners)
     return Run(folder.path, algorithm=job.algorithm, task=job.task, temporary=temporary)
@@ -208,7 +208,7 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "engine_reason": choice.reason,
         "clients": len(federation),
         "classes": federation.classes,
-        "labels": federation.labels,
+        "labels": federation.class_names,
         "input_shape": list(federation.x.shape[1:]),
         "input_dtype": str(federation.x.dtype).removeprefix("torch."),
         "outputs": federation.outputs,

@@ -32,8 +32,8 @@ from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
 
 
-def size(model: Model, shape, outputs: int, tables=None) -> int:
-    return Task(initialize(model, shape, outputs, seed=0, tables=tables or {})).size
+def size(model: Model, shape, outputs: int, constants=None) -> int:
+    return Task(initialize(model, shape, outputs, seed=0, constants=constants or {})).size
 
 
 def word_vectors(words: int, features: int) -> torch.Tensor:
@@ -66,8 +66,8 @@ def test_published_numbers_of_parameters(model, shape, outputs, parameters):
 
 
 def test_word_vectors_are_no_parameters():
-    tables = {"embedding": word_vectors(1000, 300)}
-    assert size(LSTMModel(), (25,), 2, tables) == 1_098_242
+    constants = {"embedding": word_vectors(1000, 300)}
+    assert size(LSTMModel(), (25,), 2, constants) == 1_098_242
 
 
 def test_one_bias_vector_a_layer_would_not_be_the_published_number():
@@ -137,7 +137,7 @@ def test_the_smallest_images_leave_one_place_for_the_linear_layers():
 
 
 @pytest.mark.parametrize(
-    ("tables", "message"),
+    ("constants", "message"),
     [
         ({}, "model lstm needs word vectors; data sent140 brings them"),
         ({"embedding": torch.zeros(5)}, "model lstm takes word vectors (words, features); these have shape (5,)"),
@@ -149,9 +149,9 @@ def test_the_smallest_images_leave_one_place_for_the_linear_layers():
     ],
     ids=["none", "flat", "empty", "token 0"],
 )
-def test_word_vectors_that_the_lstm_cannot_use(tables, message):
+def test_word_vectors_that_the_lstm_cannot_use(constants, message):
     with pytest.raises(ModelError) as error:
-        initialize(LSTMModel(), (25,), 2, seed=0, tables=tables)
+        initialize(LSTMModel(), (25,), 2, seed=0, constants=constants)
     assert str(error.value) == message
 
 

@@ -33,10 +33,10 @@ from personafl.federation.arrays import (
 )
 from personafl.federation.checks import (
     check_class_names,
+    check_constants,
     check_finite,
     check_labels,
     check_structure,
-    check_tables,
     owners,
 )
 from personafl.federation.partition import Partition
@@ -74,10 +74,10 @@ class Federation:
         What is known to be true of each client of synthetic data; first dimension M.
     notes : tuple of str
         What had to be bent to make this federation, for people to read.
-    tables : dict of tensors
+    constants : dict of tensors
         Constants that all clients share and that a model may use, such as word vectors; where one is called
         `embedding`, x are numbers of its rows.
-    labels : tuple of str, optional
+    class_names : tuple of str, optional
         The names of the classes.
 
     Examples
@@ -96,8 +96,8 @@ class Federation:
     name: str = "federation"
     truth: dict[str, Array] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    tables: dict[str, torch.Tensor] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
     # A saved federation was scanned for NaN before it was written; scanning again would read all of x.
     scanned: InitVar[bool] = False
 
@@ -106,12 +106,14 @@ class Federation:
         self.bounds.setflags(write=False)
         check_structure(self)
         if self.classes is None and not self.y.is_floating_point():
-            object.__setattr__(self, "classes", int(self.y.max()) + 1 if self.labels is None else len(self.labels))
+            object.__setattr__(
+                self, "classes", int(self.y.max()) + 1 if self.class_names is None else len(self.class_names)
+            )
         check_labels(self)
         check_class_names(self)
         if not scanned:
             check_finite(self, self.x, "features")
-            check_tables(self)
+            check_constants(self)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -168,8 +170,8 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that training can see; equal for equal data on every machine."""
-        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.tables_of(self)]
-        labels = [self.ids, self.groups, self.classes, *([sorted(self.tables)] if self.tables else [])]
+        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.constants_of(self)]
+        labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
         return folders.digest(arrays, labels)
 
     def summary(self) -> dict[str, Any]:
@@ -207,8 +209,8 @@ class Federation:
         name: str = "arrays",
         truth: dict[str, Array] | None = None,
         notes: Sequence[str] = (),
-        tables: dict[str, torch.Tensor] | None = None,
-        labels: Sequence[str] | None = None,
+        constants: dict[str, torch.Tensor] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of one pool of samples.
 
@@ -228,7 +230,7 @@ class Federation:
             is too little, a test sample comes before a validation sample.
         seed : int
             The partition follows from it, and, for each client apart, the split.
-        classes, name, truth, notes, tables, labels
+        classes, name, truth, notes, constants, class_names
             As in the class; `truth` in the order of the ids.
 
         Examples
@@ -266,8 +268,8 @@ class Federation:
             name=name,
             truth=truth or {},
             notes=tuple(notes),
-            tables=tables or {},
-            labels=None if labels is None else tuple(labels),
+            constants=constants or {},
+            class_names=None if class_names is None else tuple(class_names),
         )
 
     @classmethod
@@ -280,8 +282,8 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         name: str = "clients",
-        tables: dict[str, torch.Tensor] | None = None,
-        labels: Sequence[str] | None = None,
+        constants: dict[str, torch.Tensor] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of clients that each bring their arrays.
 
@@ -292,7 +294,7 @@ class Federation:
             y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
         groups : mapping, optional
             {id: group}.
-        splits, seed, classes, name, tables, labels
+        splits, seed, classes, name, constants, class_names
             As in `from_arrays`.
 
         Examples
@@ -320,8 +322,8 @@ class Federation:
             groups=None if groups is None else tuple(groups_of_clients(groups, ids, None) or ()),
             classes=classes,
             name=name,
-            tables=tables or {},
-            labels=None if labels is None else tuple(labels),
+            constants=constants or {},
+            class_names=None if class_names is None else tuple(class_names),
         )
 
     @classmethod
@@ -395,7 +397,7 @@ class Federation:
             A file (.csv, .csv.gz, .parquet), a pyarrow table, a pandas or other dataframe, or a mapping of names
             to columns.
         label : str
-            The column of labels. Text is classes in natural order, whose names become `labels`; integers are
+            The column of labels. Text is classes in natural order, whose names become `class_names`; integers are
             classes that count from 0; other numbers are regression targets.
         client : str, optional
             The column of client ids: text or integers.
@@ -419,7 +421,7 @@ class Federation:
         --------
         >>> table = {"hospital": ["b", "a", "b"], "age": [51, 43, 60], "outcome": ["well", "ill", "ill"]}
         >>> fed = Federation.from_table(table, client="hospital", label="outcome")
-        >>> fed.ids, fed.labels, fed.x.shape
+        >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
         columns = tabular.Columns(label, client, features, categorical, group, split)
@@ -438,7 +440,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         name: str = "datasets",
-        labels: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of torch Datasets, one a client.
 
@@ -450,7 +452,7 @@ class Federation:
         data : mapping
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
             it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
-        groups, splits, seed, classes, name, labels
+        groups, splits, seed, classes, name, class_names
             As in `from_clients`.
 
         Examples
@@ -462,7 +464,7 @@ class Federation:
         """
         read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
-            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, labels=labels
+            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, class_names=class_names
         )
 
     @classmethod
@@ -491,7 +493,7 @@ class Federation:
             used as they are, and every client must have rows in train.
         label, client, partition, features, categorical, group, normalize, splits, seed, classes, name
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
-            width) in 0 to 1. A `ClassLabel`'s names become `labels`.
+            width) in 0 to 1. A `ClassLabel`'s names become `class_names`.
         """
         columns = tabular.Columns(label, client, features, categorical, group)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
@@ -504,12 +506,13 @@ class Federation:
 
         In a real federation each client would send the number, the sum and the sum of squares of its training
         samples for this. Validation and test samples have no part in it. What was subtracted and what was divided
-        by is in `tables`: new samples for the trained models need the same, (x - tables["mean"]) / tables["std"].
+        by is in `constants`: new samples for the trained models need the same,
+        (x - constants["mean"]) / constants["std"].
 
         Examples
         --------
         >>> fed = Federation.from_clients({"ann": {"train": ([[1.0], [3.0]], [0, 1]), "test": ([[4.0]], [1])}})
-        >>> fed.standardized().x.flatten(), fed.standardized().tables["mean"]
+        >>> fed.standardized().x.flatten(), fed.standardized().constants["mean"]
         (tensor([-1., 1., 2.]), tensor([2.]))
         """
         return standardized(self)

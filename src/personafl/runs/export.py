@@ -109,8 +109,8 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
 
 def _normalization(run: Run) -> dict[str, Any] | None:
     """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
-    if {"mean", "std"} <= run.tables.keys():
-        return {"how": "(x - mean) / std", **{name: run.tables[name].tolist() for name in ("mean", "std")}}
+    if {"mean", "std"} <= run.constants.keys():
+        return {"how": "(x - mean) / std", **{name: run.constants[name].tolist() for name in ("mean", "std")}}
     how = run.manifest.get("data", {}).get("normalize")
     return None if how in (None, "none") else {"how": f"normalize = {how!r} of data {run.manifest['data']['name']!r}"}
 

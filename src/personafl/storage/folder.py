@@ -168,10 +168,10 @@ class RunFolder:
         if clients:
             write_text(self.models / "others.json", json.dumps(list(clients)))
 
-    def write_tables(self, tables: State) -> None:
+    def write_constants(self, constants: State) -> None:
         """Keep what the model needs besides its parameters, such as word vectors, with the run."""
-        if tables:
-            self.write_models("tables", tables, {})
+        if constants:
+            self.write_models("tables", constants, {})
 
     # --- the end of a run ------------------------------------------------------------------------------------
 

@@ -143,14 +143,14 @@ def check_local(here: SiteSettings, local: Local, samples: int) -> None:
     check_most(here, "most_steps", steps, "steps")
 
 
-def check_model(here: SiteSettings, job: JobDescription, tables: State) -> None:
+def check_model(here: SiteSettings, job: JobDescription, constants: State) -> None:
     """Refuse a model that is too large, before it takes any memory."""
     model = job.make_model()
     layers = [int(getattr(model, "layers", 1)), *(len(v) for v in vars(model).values() if isinstance(v, tuple))]
     if max(layers) > MOST_LAYERS:
         raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
     with torch.device("meta"):
-        made = model.build(job.shape, job.outputs, tables)
+        made = model.build(job.shape, job.outputs, constants)
     check_most(here, "most_parameters", sum(p.numel() for p in made.parameters()), "parameters")
 
 

@@ -183,7 +183,7 @@ def _read_table(path: Path, settings: SiteSettings) -> Any:
     if settings.label is None:
         raise ConfigError(f"site {settings.id}: {path.name} is a table, so label must name its column of labels")
     rows = read_rows([open_table(path)], Columns(settings.label, settings.split, settings.features))
-    if rows.labels is not None:
+    if rows.class_names is not None:
         raise DataError(
             f"site {settings.id}: the labels of {path.name} are text, which each site would number in its own way; "
             "write the numbers of the classes there, the same at all sites"
