@@ -6,7 +6,6 @@ larger than memory are memory-mapped.
 
 import difflib
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
@@ -37,7 +36,6 @@ from personafl.federation.checks import (
     check_finite,
     check_labels,
     check_structure,
-    owners,
 )
 from personafl.federation.partition import Partition
 from personafl.federation.scaling import standardized
@@ -173,26 +171,6 @@ class Federation:
         arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.constants_of(self)]
         labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
         return folders.digest(arrays, labels)
-
-    def summary(self) -> dict[str, Any]:
-        """Numbers that describe the federation: how many clients and samples, how they are spread.
-
-        >>> Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1])}).summary()["classes_per_client"]
-        {'min': 2, 'median': 2.0, 'max': 2}
-        """
-        classes = None
-        if self.classes is not None:
-            pairs = np.unique(owners(self) * self.classes + self.y.numpy())
-            classes = _spread(np.bincount(pairs // self.classes, minlength=len(self)))
-        return {
-            "name": self.name,
-            "clients": len(self),
-            "samples": len(self.x),
-            "sizes": {split: _spread(self.sizes(split)) for split in SPLITS},
-            "classes": self.classes,
-            "classes_per_client": classes,
-            "groups": None if self.groups is None else dict(Counter(self.groups)),
-        }
 
     @classmethod
     def from_arrays(
@@ -544,7 +522,3 @@ class Federation:
         """
         loaded: Federation = folders.load(cls, Path(path), verify)
         return loaded
-
-
-def _spread(values: Indices) -> dict[str, float]:
-    return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}

@@ -8,27 +8,14 @@ test data is NaN (or has n = 0) and is left out; what cannot be said is NaN.
     improvement.py      who is better off than with the global and the local model (QoI, PUI, MPI, …)
     fairness.py         how evenly the improvement is spread (AV, CS, entropy, Jain's index)
     detection.py        false alarms and misses, DET curve, relative FA
-    calibration.py      expected calibration error, Brier score
+    calibration.py      expected calibration error
     permutation.py      exact and Monte Carlo tests by swapping two methods' results client by client
-    significance.py     Wilcoxon's test over clients, Holm's correction
-    bootstrap.py        confidence intervals over clients and seeds
+    significance.py     Wilcoxon's test over clients, Holm's correction, mean and standard error over seeds
 
 docs/metrics.md says what each is good for, and which published numbers they reproduce.
 """
 
-from personafl.metrics.bootstrap import (
-    Interval,
-    SeedMean,
-    bootstrap_over_clients,
-    bootstrap_over_seeds,
-    mean_over_seeds,
-)
-from personafl.metrics.calibration import (
-    brier_score,
-    client_brier_scores,
-    client_calibration_errors,
-    expected_calibration_error,
-)
+from personafl.metrics.calibration import client_calibration_errors, expected_calibration_error
 from personafl.metrics.classification import ClientMacroScores, MacroScores, client_macro_scores, macro_scores
 from personafl.metrics.detection import (
     DetCurve,
@@ -63,7 +50,7 @@ from personafl.metrics.performance import (
     worst_accuracy,
 )
 from personafl.metrics.permutation import sign_flip, swap_test
-from personafl.metrics.significance import PairedTest, holm, wilcoxon
+from personafl.metrics.significance import PairedTest, SeedMean, holm, mean_over_seeds, wilcoxon
 
 __all__ = [
     "BestMean",
@@ -72,7 +59,6 @@ __all__ = [
     "Evenness",
     "Fairness",
     "Improvement",
-    "Interval",
     "MacroScores",
     "PairedTest",
     "Performance",
@@ -80,10 +66,6 @@ __all__ = [
     "accuracies",
     "average_variance",
     "best_mean_accuracy",
-    "bootstrap_over_clients",
-    "bootstrap_over_seeds",
-    "brier_score",
-    "client_brier_scores",
     "client_calibration_errors",
     "client_macro_scores",
     "cosine_similarity",
