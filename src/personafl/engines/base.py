@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
-from personafl.engines.batches import Plan, draw
+from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.kernels.task import Batch, Objective, Task
@@ -194,7 +194,7 @@ class Engine(ABC):
         """One key per client for this round and purpose."""
         return mix(self.federation.keys[work.ids], stream_key(self.seed, work.purpose, work.round))
 
-    def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
+    def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         """Batches as indices into the federation's arrays."""
         plan = draw(
             self.federation.sizes("train")[work.ids],
@@ -202,7 +202,7 @@ class Engine(ABC):
             self.local.batch_size,
             steps * work.program.batches_per_step,
         )
-        return Plan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
+        return BatchPlan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
 
     def _dropout_keys(self, keys: Key, draws: int) -> Tensor:
         """(K, draws) keys for the dropout of each step."""

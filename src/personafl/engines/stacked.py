@@ -26,7 +26,7 @@ from personafl.engines.base import (
     cores,
     reuse_memory,
 )
-from personafl.engines.batches import Plan
+from personafl.engines.batches import BatchPlan
 from personafl.engines.vmap import outside_vmap, over_clients
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State
@@ -192,7 +192,7 @@ class StackedEngine(Engine):
 class _Drawn:
     """The batches of all steps, fetched when their step comes: of several steps at once where they are small."""
 
-    def __init__(self, engine: Engine, plan: Plan, dropout: Tensor) -> None:
+    def __init__(self, engine: Engine, plan: BatchPlan, dropout: Tensor) -> None:
         self._gather, self._sample_bytes = engine._gather, engine._features * engine.federation.x.element_size()
         # Where a batch is all of a client's data, it is the same at every step.
         self._constant = engine.local.batch_size == 0

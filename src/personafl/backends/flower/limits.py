@@ -19,7 +19,7 @@ from personafl.algorithms.base import Program
 from personafl.backends.flower.job import JobDescription, layout_of
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.engines.base import Result, Split, Work
-from personafl.engines.batches import Plan
+from personafl.engines.batches import BatchPlan
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError
 from personafl.kernels.task import Objective, Task, cross_entropy
@@ -50,7 +50,7 @@ class SiteEngine(LoopEngine):
         check_most(self.settings, "most_parameters", work.program.copies * self.task.size, "parameters at once")
         return super().run(work)
 
-    def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
+    def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         program, count = work.program, int(steps[0])
         gradients = count * program.batches_per_step * program.copies * int(getattr(program, "inner_steps", 1))
         check_most(self.settings, "most_steps", gradients, "steps")
@@ -70,7 +70,7 @@ class SiteEngine(LoopEngine):
         decay = self.local.weight_decay + float(getattr(work.program, "mu", 0.0))
         return abs(1 - rate * decay) / abs(1 + rate * pull)
 
-    def _check_least(self, plan: Plan, steps: int, program: Program, keep: float) -> None:
+    def _check_least(self, plan: BatchPlan, steps: int, program: Program, keep: float) -> None:
         here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), program.batches_per_step
         positions, counts = plan.positions[0, : steps * draws], plan.counts[0, : steps * draws]
         size, least = int(counts.max()), here.least_batch_size
@@ -118,7 +118,7 @@ def largest_share(positions: Ints, counts: Ints, keep: float) -> float:
     Parameters
     ----------
     positions, counts
-        A row and a number of samples for each step, as `Plan` has them.
+        A row and a number of samples for each step, as `BatchPlan` has them.
     keep
         How much of a step is left after the next one.
 
