@@ -318,7 +318,7 @@ def small(tmp_path_factory):
 
 def heard_clips(monkeypatch, source, seed=0):
     """(device, state, clip name) of each sample of a federation, in its order, and the federation."""
-    from personafl.data.sources import wakeword
+    from personafl_papers.data import wakeword
 
     heard = []
     recorded = wakeword.recorded
