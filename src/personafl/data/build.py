@@ -30,7 +30,7 @@ def build(
         source whose samples have natural owners, those are the clients, as with `Natural()`.
     splits : three floats, optional
         Shares of train, validation and test; left out, those of the partition's paper, else the source's own.
-    seed : int
+    seed
         The samples of a synthetic source, the partition and the splits follow from it.
 
     Examples

@@ -22,7 +22,7 @@ from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
-from personafl.states import Ints, State
+from personafl.states import Ints, State, each, joined
 from personafl.streams import Key, mix, name_key, stream_key
 
 Split = Literal["train", "val", "test"]
@@ -197,10 +197,7 @@ class Engine(ABC):
     def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         """Batches as indices into the federation's arrays."""
         plan = draw(
-            self.federation.sizes("train")[work.ids],
-            keys,
-            self.local.batch_size,
-            steps * work.program.batches_per_step,
+            self.federation.sizes("train")[work.ids], keys, self.local.batch_size, steps * work.program.batches_per_step
         )
         return BatchPlan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
 
@@ -281,8 +278,8 @@ class Engine(ABC):
         copies = work.program.copies
         if copies == 1:
             return result
-        own = {name: v[::copies] for name, v in work.own.items()}
-        up = {name: torch.unflatten(v, 0, (-1, copies)) for name, v in result.up.items()}
+        own = each(lambda value: value[::copies], work.own)
+        up = each(lambda value: torch.unflatten(value, 0, (-1, copies)), result.up)
         picked = self._map(work.program.pick, own, Sent({}, up), len(work.ids) // copies)
         # All copies were trained, whichever is picked.
         return Result(picked, {}, result.steps[::copies], torch.unflatten(result.gradients, 0, (-1, copies)).sum(1))
@@ -292,21 +289,16 @@ def _expand_copies(work: Work) -> Work:
     copies = work.program.copies
     if copies == 1:
         return work
-    return Work(
-        work.program,
-        work.round,
-        work.purpose,
-        np.repeat(work.ids, copies),
-        {name: v.repeat_interleave(copies, 0) for name, v in work.own.items()},
-        Sent(work.sent.shared, {name: v.repeat_interleave(copies, 0) for name, v in work.sent.each.items()}),
-    )
+    own, sent = (each(lambda v: v.repeat_interleave(copies, 0), state) for state in (work.own, work.sent.each))
+    ids = np.repeat(work.ids, copies)
+    return Work(work.program, work.round, work.purpose, ids, own, Sent(work.sent.shared, sent))
 
 
 def concatenate(results: list[Result]) -> Result:
     """One result of several, client after client."""
     return Result(
-        {name: torch.cat([r.own[name] for r in results]) for name in results[0].own},
-        {name: torch.cat([r.up[name] for r in results]) for name in results[0].up},
+        joined([r.own for r in results]),
+        joined([r.up for r in results]),
         torch.cat([r.steps for r in results]),
         torch.cat([r.gradients for r in results]),
     )

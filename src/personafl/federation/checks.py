@@ -18,14 +18,11 @@ def check_structure(fed: Stored) -> None:
     clients, samples, bounds = len(fed.ids), len(fed.x), fed.bounds
     if clients == 0:
         raise DataError("the federation is empty: no client was given")
-    if strangers := [client for client in fed.ids if not isinstance(client, str)]:
-        raise DataError(f"client ids must be strings, {strangers[0]!r} is not")
+    if unusable := [client for client in fed.ids if not isinstance(client, str)]:
+        raise DataError(f"client ids must be strings, {unusable[0]!r} is not")
     if repeated := [client for client, times in Counter(fed.ids).items() if times > 1]:
         raise DataError(f"{many(len(repeated), 'client id')} given twice: {listing(repeated)}; ids must be unique")
-    if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (
-        torch.float32,
-        torch.int64,
-    ):
+    if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (torch.float32, torch.int64):
         raise DataError(
             f"x is {fed.x.dtype} and y is {fed.y.dtype}; the store holds x as float32, int64 or uint8 and "
             f"y as int64 or float32 (the from_... constructors convert)"

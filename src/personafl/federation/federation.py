@@ -30,13 +30,7 @@ from personafl.federation.arrays import (
     stored_features,
     stored_labels,
 )
-from personafl.federation.checks import (
-    check_class_names,
-    check_constants,
-    check_finite,
-    check_labels,
-    check_structure,
-)
+from personafl.federation.checks import check_class_names, check_constants, check_finite, check_labels, check_structure
 from personafl.federation.partition import Partition
 from personafl.federation.scaling import standardized
 from personafl.federation.splits import bounds_of, dealt_samples, groups_of_clients, natural_clients, split_samples
@@ -66,7 +60,7 @@ class Federation:
         The group of each client (a device type, a cluster).
     classes : int, optional
         Number of classes; None for regression. Not given for integer labels, it is the largest label + 1.
-    name : str
+    name
         What this federation is called in runs and reports.
     truth : dict of arrays
         What is known to be true of each client of synthetic data; first dimension M.
@@ -206,7 +200,7 @@ class Federation:
         splits : three floats
             A client's shares of train, validation and test. At least one sample is for training; where there
             is too little, a test sample comes before a validation sample.
-        seed : int
+        seed
             The partition follows from it, and, for each client apart, the split.
         classes, name, truth, notes, constants, class_names
             As in the class; `truth` in the order of the ids.
@@ -267,7 +261,7 @@ class Federation:
 
         Parameters
         ----------
-        data : mapping
+        data
             {id: (x, y)}, each then split by `splits`; or {id: {"train": (x, y), "val": (x, y), "test": (x,
             y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
         groups : mapping, optional
@@ -322,7 +316,7 @@ class Federation:
 
         Parameters
         ----------
-        path : path
+        path
             The folder.
         splits, seed, classes, name
             As in `from_arrays`; the name is the folder's unless given.
@@ -374,7 +368,7 @@ class Federation:
         table : path or table
             A file (.csv, .csv.gz, .parquet), a pyarrow table, a pandas or other dataframe, or a mapping of names
             to columns.
-        label : str
+        label
             The column of labels. Text is classes in natural order, whose names become `class_names`; integers are
             classes that count from 0; other numbers are regression targets.
         client : str, optional
@@ -390,7 +384,7 @@ class Federation:
         group, split : str, optional
             With `client`: the column with the client's group; the column that says train, val (or validation)
             or test. Without `split`, each client's rows are split by `splits`.
-        normalize : str
+        normalize
             `standard` is `standardized()`; `none` leaves the numbers as they are.
         splits, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
@@ -427,7 +421,7 @@ class Federation:
 
         Parameters
         ----------
-        data : mapping
+        data
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
             it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
         groups, splits, seed, classes, name, class_names
@@ -505,9 +499,9 @@ class Federation:
 
         Parameters
         ----------
-        path : path
+        path
             A folder that `save` wrote.
-        verify : bool
+        verify
             Read all features too and compare them with the stored fingerprint. Everything else is always
             compared.
 

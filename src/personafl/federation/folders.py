@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import shutil
 import sys
 import tokenize
@@ -23,6 +22,7 @@ from personafl.federation.arrays import SPLITS, Array, Pair, Stored
 from personafl.federation.checks import listing
 from personafl.federation.npz import npz_names, read_npz
 from personafl.federation.splits import natural_order
+from personafl.files import sync
 
 FORMAT = "personafl-federation"
 FILE = "federation.json"
@@ -68,19 +68,14 @@ def save(fed: Stored, folder: Path) -> None:
             (draft / "tables").mkdir()
         for what, constant in fed.constants.items():
             np.save(draft / "tables" / f"{what}.npy", constant.numpy(), allow_pickle=False)
-        described = {
-            "format": FORMAT,
-            "version": 1,
-            "fingerprint": fed.fingerprint,
-            "check": _check(fed),
-        }
+        described = {"format": FORMAT, "version": 1, "fingerprint": fed.fingerprint, "check": _check(fed)}
         described |= _labels(fed)
         (draft / FILE).write_text(json.dumps(described, indent=1), "utf-8")
         # The name must not reach the disk before the content does, or a power cut leaves a damaged federation.
         for written in [*draft.rglob("*"), draft]:
-            _sync(written)
+            sync(written)
         draft.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         raise DataError(f"cannot save the federation to {folder}: {error}") from error
     finally:
@@ -146,15 +141,6 @@ def _check(fed: Stored) -> str:
     """A SHA-256 of all but the values of x, so that checking it reads nothing large."""
     arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth)), *constants_of(fed)]
     return digest(arrays, [_labels(fed), str(fed.x.dtype), list(fed.x.shape)])
-
-
-def _sync(path: Path) -> None:
-    """Make a file or folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:

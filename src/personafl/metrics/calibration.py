@@ -33,7 +33,7 @@ def expected_calibration_error(
         The probability that the model gives to its own prediction.
     correct : array (N,)
         1 or True where the prediction is right.
-    bins : int
+    bins
         How many.
     binning : {"width", "mass"}
         Bins of the same width, or with the same number of samples.

@@ -37,11 +37,11 @@ class PairedTest(NamedTuple):
 
     Attributes
     ----------
-    p : float
+    p
         How likely a difference at least as large is if the methods are equally good.
-    statistic : float
+    statistic
         W⁺, the sum of the ranks of the pairs in which the first method is better.
-    pairs, zeros, left_out : int
+    pairs, zeros, left_out
         Pairs that differ (the test's n), pairs that do not, and clients for whom one of the two is missing.
     """
 

@@ -51,8 +51,8 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     if not run.complete:
         raise RunError(f"{run.path} has no models yet: the run is not finished; continue it with --resume")
     rows = {row["client"]: row for row in run.clients().to_pylist()}
-    if strangers := [client for client in clients if client not in rows]:
-        raise DataError(f"{run.path} has no client {strangers[0]!r}; the first are {', '.join(list(rows)[:3])}")
+    if unknown := [client for client in clients if client not in rows]:
+        raise DataError(f"{run.path} has no client {unknown[0]!r}; the first are {', '.join(list(rows)[:3])}")
     targets = {c: {f: folder / f"{file_name(c)}{SUFFIX[f]}" for f in formats} for c in clients}
     cards = {c: folder / f"{file_name(c)}.json" for c in clients}
     for path in (*cards.values(), *(p for each in targets.values() for p in each.values())):

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ class RunFolder:
 
     def check_same(self, manifest: dict[str, Any]) -> None:
         """Refuse to continue a run under other settings than it was started with."""
-        old, new = _flat(self.manifest()), _flat(_without_none(manifest))
+        old, new = flat(self.manifest()), flat(_without_none(manifest))
         for key in sorted(old.keys() | new.keys()):
             if key.split(".")[0] not in _MAY_DIFFER and old.get(key) != new.get(key):
                 raise RunError(
@@ -277,10 +277,11 @@ def _checksum(path: Path) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table of tables with dotted keys."""
     out: dict[str, Any] = {}
     for key, value in table.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return out
 
 

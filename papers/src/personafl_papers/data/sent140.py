@@ -51,9 +51,9 @@ class Sent140:
 
     Parameters
     ----------
-    tokens : int
+    tokens
         So many words of a tweet are used; shorter ones are padded at the end.
-    vectors : str
+    vectors
         The file of the word vectors, such as "glove.6B.100d.txt"; "auto" takes the longest of GloVe's that are there.
     """
 

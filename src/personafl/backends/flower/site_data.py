@@ -114,9 +114,9 @@ def read_site(path: Path) -> SiteSettings:
         settings: SiteSettings = checked(SiteSettings, "", values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    here = path.resolve().parent
+    folder = path.resolve().parent
     named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
-    paths: dict[str, Any] = {name: str(here / value) for name, value in named.items() if value is not None}
+    paths: dict[str, Any] = {name: str(folder / value) for name, value in named.items() if value is not None}
     return replace(settings, **paths)
 
 
