@@ -65,7 +65,7 @@ def write_atomically(path: Path, write: Callable[[Path], None], private: bool = 
                     os.fchmod(file.fileno(), 0o600)
                 os.fsync(file.fileno())
             os.replace(partial, path)
-            sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -152,8 +152,8 @@ def _error_number(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def sync_folder(path: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -154,7 +154,7 @@ def config_job(config: Config, federation: Federation) -> Job:
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
-    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.tables)
+    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
@@ -195,7 +195,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
         resolved = _resolved(job, choice)
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
-        origin = Origin(job.tables, resolved, job.federation.tables)
+        origin = Origin(job.tables, resolved, job.federation.constants)
         with closing(clients):
             run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners)
     return Run(folder.path, algorithm=job.algorithm, task=job.task, temporary=temporary)
@@ -211,7 +211,7 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "engine_reason": choice.reason,
         "clients": len(federation),
         "classes": federation.classes,
-        "labels": federation.labels,
+        "labels": federation.class_names,
         "input_shape": list(federation.x.shape[1:]),
         "input_dtype": str(federation.x.dtype).removeprefix("torch."),
         "outputs": federation.outputs,

@@ -76,12 +76,7 @@ class Local:
         check("local.held_back", held, held is None or 0 < held < 1, "above 0 and below 1, or left out")
         for name, value in (("steps", self.steps), ("epochs", self.epochs)):
             check(f"local.{name}", value, value is None or value >= 1, "at least 1")
-        check(
-            "local.epochs",
-            self.epochs,
-            None in (self.steps, self.epochs),
-            "left out where local.steps is given",
-        )
+        check("local.epochs", self.epochs, None in (self.steps, self.epochs), "left out where local.steps is given")
 
     def rate(self, round: int) -> float:
         """The learning rate in a round (rounds count from 1)."""
@@ -125,19 +120,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check("rounds", self.rounds, self.rounds >= 1, "at least 1")
-        check(
-            "activity",
-            self.activity,
-            0 < self.activity <= 1,
-            "in (0, 1]: the share of clients active in a round",
-        )
+        check("activity", self.activity, 0 < self.activity <= 1, "in (0, 1]: the share of clients active in a round")
         check("eval_every", self.eval_every, self.eval_every >= 0, "at least 0 (0: only after the last round)")
-        check(
-            "checkpoint_every",
-            self.checkpoint_every,
-            self.checkpoint_every >= 0,
-            "at least 0 (0: only at the end)",
-        )
+        check("checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "at least 0 (0: only at the end)")
         check("eval_clients", self.eval_clients, self.eval_clients >= 0, "at least 0 (0: all clients)")
         check("models_mb", self.models_mb, self.models_mb >= 0, "at least 0 megabytes")
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from personafl import Federation
-from personafl.config import default_model, parse
+from personafl.config import parse
 from personafl.data import IID, Files, Natural, build
 from personafl.errors import ConfigError, DataError
 from personafl.jobs import train_config
+from personafl.models import default_model
 
 RNG = np.random.default_rng(0)
 TABLE = {
@@ -151,7 +152,9 @@ def test_the_model_follows_the_shape(folder):
 def test_what_was_subtracted_is_kept_with_the_run(folder):
     data = {"name": "files", "path": "t.csv", **COLUMNS, "normalize": "standard"}
     run = train_config(parse({"rounds": 1, "data": data, "engine": "loop"}), folder / "run")
-    assert torch.equal(run.tables["mean"], Federation.from_table("t.csv", **COLUMNS).standardized().tables["mean"])
+    assert torch.equal(
+        run.constants["mean"], Federation.from_table("t.csv", **COLUMNS).standardized().constants["mean"]
+    )
 
 
 # --- .npz files that are not what they seem

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from personafl.engines.batches import Plan, draw
+from personafl.engines.batches import BatchPlan, draw
 from personafl.streams import mix, name_key
 
 
@@ -19,12 +19,12 @@ def keys_of(clients: list[int], seed: int = 0) -> np.ndarray:
 
 def plan_of(
     sizes: list[int], batch_size: int, steps: list[int], clients: list[int] | None = None, seed: int = 0
-) -> Plan:
+) -> BatchPlan:
     clients = list(range(len(sizes))) if clients is None else clients
     return draw(np.array(sizes), keys_of(clients, seed), batch_size, np.array(steps))
 
 
-def batches(plan: Plan, client: int, steps: int) -> list[list[int]]:
+def batches(plan: BatchPlan, client: int, steps: int) -> list[list[int]]:
     """The real samples of each step of a client."""
     return [plan.positions[client, s, : plan.counts[client, s]].tolist() for s in range(steps)]
 

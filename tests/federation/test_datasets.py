@@ -64,11 +64,11 @@ def test_datasets_are_the_same_federation_as_their_arrays(ann, bob):
 def test_datasets_of_splits_are_used_as_they_are():
     fed = Federation.from_datasets(
         {"ann": {"train": Subset(TENSORS, range(5)), "test": Items([(X[7], 3)])}, 2: {"train": TENSORS}},
-        labels=("a", "b", "c", "d"),
+        class_names=("a", "b", "c", "d"),
         groups={"ann": "g", "2": "h"},
     )
     assert fed.bounds.tolist() == [[0, 5, 5, 6], [6, 26, 26, 26]] and fed.ids == ("ann", "2")
-    assert fed.labels == ("a", "b", "c", "d") and fed.groups == ("g", "h") and fed.classes == 4
+    assert fed.class_names == ("a", "b", "c", "d") and fed.groups == ("g", "h") and fed.classes == 4
 
 
 def test_pictures_become_channels_first_in_0_to_1():
@@ -179,11 +179,11 @@ def test_a_dataset_is_a_table(datasets):
     fed = Federation.from_huggingface(datasets.Dataset.from_dict(ROWS), client="user", features=["age", "vector"])
     x = [[age, *vector] for age, vector in zip(ROWS["age"], ROWS["vector"], strict=True)]
     assert fed.fingerprint == Federation.from_arrays(np.array(x), ROWS["label"], clients=ROWS["user"]).fingerprint
-    assert fed.ids == ("u2", "u10") and fed.labels is None
+    assert fed.ids == ("u2", "u10") and fed.class_names is None
     words = Federation.from_huggingface(
         datasets.Dataset.from_dict(ROWS), client="user", label="word", features="vector"
     )
-    assert words.labels == ("a", "b") and words.x.shape == (6, 2)
+    assert words.class_names == ("a", "b") and words.x.shape == (6, 2)
 
 
 def test_rows_that_were_selected_and_shuffled_are_read_in_their_order(datasets):
@@ -210,7 +210,7 @@ def test_names_of_classes_are_kept(datasets):
         "label", datasets.ClassLabel(names=["cat", "dog", "eel", "fox"])
     )
     fed = Federation.from_huggingface(dataset, client="user", features=["age"])
-    assert fed.labels == ("cat", "dog", "eel", "fox") and fed.classes == 4
+    assert fed.class_names == ("cat", "dog", "eel", "fox") and fed.classes == 4
 
 
 def test_pictures_are_decoded(datasets):
@@ -225,7 +225,7 @@ def test_pictures_are_decoded(datasets):
     images = [Image.fromarray(p) for p in pixels]
     dataset = datasets.Dataset.from_dict({k: ROWS[k] for k in ("user", "label")} | {"image": images}, features=features)
     fed = Federation.from_huggingface(dataset, client="user", features="image", splits=(1, 0, 0))
-    assert fed.x.shape == (6, 3, 8, 7) and fed.labels == ("a", "b", "c")
+    assert fed.x.shape == (6, 3, 8, 7) and fed.class_names == ("a", "b", "c")
     known = {tuple(p.transpose(2, 0, 1).ravel()) for p in pixels}
     assert {tuple(np.rint(x.numpy() * 255).astype(int).ravel()) for x in fed.x} == known
     images[2] = images[2].resize((5, 5))

@@ -1,7 +1,5 @@
 """Facts about a federation: what it stores, how it splits, how it is made."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -89,19 +87,6 @@ def test_feature_types(given_type, stored):
 def test_integer_labels_are_classes_and_floats_are_targets(y, stored, classes):
     fed = Federation.from_arrays(torch.ones(3, 2), y, clients=[1, 1, 2])
     assert fed.y.dtype == stored and fed.classes == classes and fed.y.shape == tuple(y.shape)
-
-
-def test_summary_counts():
-    fed = Federation.from_clients(
-        {"a": ([[1.0]] * 5, [0, 0, 0, 0, 0]), "b": ([[1.0]] * 10, [0, 1, 2] * 3 + [0])},
-        groups={"a": "g", "b": "g"},
-    )
-    summary = fed.summary()
-    assert summary["clients"] == 2 and summary["samples"] == 15 and summary["classes"] == 3
-    assert summary["classes_per_client"] == {"min": 1, "median": 2.0, "max": 3}
-    assert summary["sizes"]["train"] == {"min": 3, "median": 5.0, "max": 7}
-    assert summary["groups"] == {"g": 2}
-    json.dumps(summary)
 
 
 def test_fingerprint_sees_every_change_that_training_could_see():

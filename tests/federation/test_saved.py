@@ -33,17 +33,17 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_names_of_classes_come_back_and_change_no_fingerprint(tmp_path):
-    fed = small(labels=("ant", "bee", "cat"))
+    fed = small(class_names=("ant", "bee", "cat"))
     fed.save(tmp_path / "fed")
-    assert Federation.load(tmp_path / "fed", verify=True).labels == ("ant", "bee", "cat")
-    assert fed.fingerprint == small().fingerprint and small(labels=tuple("abcd")).classes == 4
+    assert Federation.load(tmp_path / "fed", verify=True).class_names == ("ant", "bee", "cat")
+    assert fed.fingerprint == small().fingerprint and small(class_names=tuple("abcd")).classes == 4
     described = json.loads((tmp_path / "fed" / "federation.json").read_text())
     rewrite(tmp_path / "fed", labels=["ant", "cat", "bee"])
     with pytest.raises(DataError, match="is damaged: its content is not what was saved"):
         Federation.load(tmp_path / "fed")
     small().save(tmp_path / "without")
     assert "labels" in described and "labels" not in json.loads((tmp_path / "without" / "federation.json").read_text())
-    assert Federation.load(tmp_path / "without").labels is None
+    assert Federation.load(tmp_path / "without").class_names is None
 
 
 @pytest.mark.parametrize("y", [np.linspace(0, 1, 4), np.ones((4, 2)), np.array([0, 1, 0, 1])])
@@ -102,7 +102,7 @@ def rewrite(folder, **changes):
         (lambda f: rewrite(f, truth=["../../secret"]), "is damaged: truth names"),
         (lambda f: rewrite(f, truth=7), "is damaged"),
         (lambda f: rewrite(f, labels=7), "is damaged"),
-        (lambda f: rewrite(f, labels=["a"]), "is damaged: 1 label for 7 classes"),
+        (lambda f: rewrite(f, labels=["a"]), "is damaged: 1 class name for 7 classes"),
         (lambda f: (f / "federation.json").write_text("[" * 100_000), "is damaged: cannot read federation.json"),
         (
             lambda f: (f / "x.npy").write_bytes((f / "x.npy").read_bytes().replace(b"(6, 3)", b"((6, 3")),
@@ -145,42 +145,43 @@ def test_changed_features_are_found_when_asked(tmp_path):
         Federation.load(tmp_path / "nowhere")
 
 
-# --- tables
+# --- constants
 
 
 def texts(**changes):
     """Two clients whose x are numbers of three words."""
-    tables = {"embedding": torch.eye(3), "vocabulary": torch.tensor([97, 98], dtype=torch.uint8)}
-    return small(**({"x": torch.tensor([[0, 1], [2, 0], [1, 1]] * 2), "tables": tables} | changes))
+    constants = {"embedding": torch.eye(3), "vocabulary": torch.tensor([97, 98], dtype=torch.uint8)}
+    return small(**({"x": torch.tensor([[0, 1], [2, 0], [1, 1]] * 2), "constants": constants} | changes))
 
 
-def test_tables_count_for_the_fingerprint_where_there_are_any():
-    # The value from before there were tables: old runs must remain resumable.
+def test_constants_count_for_the_fingerprint_where_there_are_any():
+    # The value from before there were constants: old runs must remain resumable.
     without = Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1]), "bob": ([[2.0], [3.0]], [1, 1])})
     assert without.fingerprint == "08dcbaa1cb5d0daf5f50b1a5c535bf82ed90088f3aa4237af77e3a522ceb3fdb"
-    tables = texts().tables
+    constants = texts().constants
     changes = [
         {},
-        {"tables": {}},
-        {"tables": tables | {"embedding": 2 * torch.eye(3)}},
-        {"tables": {"embedding": tables["embedding"]}},
-        {"tables": {"other": tables["vocabulary"], "embedding": tables["embedding"]}},
+        {"constants": {}},
+        {"constants": constants | {"embedding": 2 * torch.eye(3)}},
+        {"constants": {"embedding": constants["embedding"]}},
+        {"constants": {"other": constants["vocabulary"], "embedding": constants["embedding"]}},
     ]
     assert len({texts(**change).fingerprint for change in changes}) == len(changes)
-    assert texts(tables=dict(reversed(tables.items()))).fingerprint == texts().fingerprint
+    assert texts(constants=dict(reversed(constants.items()))).fingerprint == texts().fingerprint
 
 
-def test_tables_are_saved_and_come_back(tmp_path):
+def test_constants_are_saved_and_come_back(tmp_path):
     fed = texts()
     fed.save(tmp_path / "fed")
     back = Federation.load(tmp_path / "fed", verify=True)
-    assert back.fingerprint == fed.fingerprint and back.tables.keys() == fed.tables.keys()
+    assert back.fingerprint == fed.fingerprint and back.constants.keys() == fed.constants.keys()
     assert all(
-        back.tables[what].equal(table) and back.tables[what].dtype == table.dtype for what, table in fed.tables.items()
+        back.constants[what].equal(table) and back.constants[what].dtype == table.dtype
+        for what, table in fed.constants.items()
     )
     small().save(tmp_path / "plain")
     assert "tables" not in json.loads((tmp_path / "plain" / "federation.json").read_text())
-    assert not (tmp_path / "plain" / "tables").exists() and Federation.load(tmp_path / "plain").tables == {}
+    assert not (tmp_path / "plain" / "tables").exists() and Federation.load(tmp_path / "plain").constants == {}
 
 
 @pytest.mark.parametrize(
@@ -189,11 +190,11 @@ def test_tables_are_saved_and_come_back(tmp_path):
         (lambda f: np.save(f / "tables" / "embedding.npy", 2 * np.eye(3, dtype=np.float32)), "is damaged: its content"),
         (lambda f: (f / "tables" / "embedding.npy").unlink(), "is damaged: cannot read embedding.npy"),
         (lambda f: rewrite(f, tables=["embedding"]), "is damaged: its content"),
-        (lambda f: rewrite(f, tables=["../x"]), "is damaged: table names must be like variables"),
+        (lambda f: rewrite(f, tables=["../x"]), "is damaged: constant names must be like variables"),
         (lambda f: rewrite(f, tables=3), "is damaged"),
     ],
 )
-def test_damaged_tables_are_refused(tmp_path, damage, said):
+def test_damaged_constants_are_refused(tmp_path, damage, said):
     texts().save(tmp_path / "fed")
     damage(tmp_path / "fed")
     with pytest.raises(DataError, match=said):
@@ -204,27 +205,27 @@ def test_damaged_tables_are_refused(tmp_path, damage, said):
     "changes, said",
     [
         (
-            {"tables": {"embedding": torch.eye(2)}},
+            {"constants": {"embedding": torch.eye(2)}},
             r"x outside 0\.\.1, .* in 2 clients: ann \(1 value\), bob \(1 value\)",
         ),
         ({"x": torch.full((6, 2), -1)}, r"x outside 0\.\.2, the rows of the table 'embedding'"),
         ({"x": torch.ones(6, 2)}, "with a table 'embedding' it must be integers"),
-        ({"tables": {"a/b": torch.eye(2)}}, "table 'a/b' must be named like a variable"),
-        ({"tables": {"words": torch.tensor([np.inf])}}, "table 'words' has NaN or infinite values"),
-        ({"tables": {"words": np.ones(2)}}, "table 'words' must be a tensor, not ndarray"),
+        ({"constants": {"a/b": torch.eye(2)}}, "constant 'a/b' must be named like a variable"),
+        ({"constants": {"words": torch.tensor([np.inf])}}, "constant 'words' has NaN or infinite values"),
+        ({"constants": {"words": np.ones(2)}}, "constant 'words' must be a tensor, not ndarray"),
     ],
 )
-def test_tables_that_cannot_be_used_are_refused(changes, said):
+def test_constants_that_cannot_be_used_are_refused(changes, said):
     with pytest.raises(DataError, match=said):
         texts(**changes)
 
 
-def test_every_way_to_make_a_federation_keeps_the_tables():
+def test_every_way_to_make_a_federation_keeps_the_constants():
     table = {"embedding": torch.eye(3)}
-    arrays = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], clients=list("aab"), tables=table)
-    own = Federation.from_clients({"a": ([[0], [1]], [0, 1]), "b": ([[2]], [0])}, tables=table)
-    dealt = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], partition=IID(2), tables=table)
-    assert all(fed.tables["embedding"].equal(torch.eye(3)) for fed in (arrays, own, dealt))
+    arrays = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], clients=list("aab"), constants=table)
+    own = Federation.from_clients({"a": ([[0], [1]], [0, 1]), "b": ([[2]], [0])}, constants=table)
+    dealt = Federation.from_arrays([[0], [1], [2]], [0, 1, 0], partition=IID(2), constants=table)
+    assert all(fed.constants["embedding"].equal(torch.eye(3)) for fed in (arrays, own, dealt))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="maps files larger than the memory on Linux only")

@@ -32,7 +32,7 @@ def test_it_is_the_standard_scaler_of_all_training_samples(shape):
     assert np.allclose(training(made).mean(axis=0), 0, atol=1e-5) and np.allclose(
         training(made).std(axis=0), 1, atol=1e-5
     )
-    assert np.allclose((fed.x - made.tables["mean"]) / made.tables["std"], made.x, atol=1e-5)
+    assert np.allclose((fed.x - made.constants["mean"]) / made.constants["std"], made.x, atol=1e-5)
 
 
 def test_test_samples_have_no_part_in_it():
@@ -42,8 +42,8 @@ def test_test_samples_have_no_part_in_it():
         changed[fed.bounds[m, 1] :][: fed.bounds[m, 3] - fed.bounds[m, 1]] += 1000
     other = Federation(changed, fed.y, fed.bounds, fed.ids).standardized()
     made = fed.standardized()
-    assert torch.equal(other.tables["mean"], made.tables["mean"]) and torch.equal(
-        other.tables["std"], made.tables["std"]
+    assert torch.equal(other.constants["mean"], made.constants["mean"]) and torch.equal(
+        other.constants["std"], made.constants["std"]
     )
     assert np.array_equal(training(other), training(made))
 
@@ -53,20 +53,22 @@ def test_a_feature_that_never_changes_becomes_zero():
     x[:, 1] = np.arange(10)
     x[:, 2] = 1e8
     made = Federation.from_clients({"a": (x, [0, 1] * 5)}, splits=(1, 0, 0)).standardized()
-    assert not made.x[:, 0].any() and not made.x[:, 2].any() and made.tables["std"][0] == 1
+    assert not made.x[:, 0].any() and not made.x[:, 2].any() and made.constants["std"][0] == 1
 
 
 def test_whole_numbers_become_floats_and_the_rest_stays(tmp_path):
-    fed = Federation.from_clients({"a": (np.arange(20, dtype=np.uint8)[:, None], [0, 1] * 10)}, labels=("no", "yes"))
+    fed = Federation.from_clients(
+        {"a": (np.arange(20, dtype=np.uint8)[:, None], [0, 1] * 10)}, class_names=("no", "yes")
+    )
     made = fed.standardized()
-    assert made.x.dtype == torch.float32 and made.labels == ("no", "yes") and torch.equal(made.y, fed.y)
+    assert made.x.dtype == torch.float32 and made.class_names == ("no", "yes") and torch.equal(made.y, fed.y)
     made.save(tmp_path / "fed")
-    assert torch.equal(Federation.load(tmp_path / "fed").tables["mean"], made.tables["mean"])
+    assert torch.equal(Federation.load(tmp_path / "fed").constants["mean"], made.constants["mean"])
 
 
 def test_it_is_done_once_and_only_to_measurements():
     with pytest.raises(ConfigError, match="standardized already"):
         unlike().standardized().standardized()
-    words = Federation.from_clients({"a": ([[0], [1]], [0, 1])}, tables={"embedding": torch.zeros(3, 2)})
+    words = Federation.from_clients({"a": ([[0], [1]], [0, 1])}, constants={"embedding": torch.zeros(3, 2)})
     with pytest.raises(ConfigError, match="not measurements"):
         words.standardized()

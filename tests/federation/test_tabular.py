@@ -68,7 +68,7 @@ def test_a_table_is_the_same_federation_in_every_form(as_given):
     known = Federation.from_arrays(x, y, clients=TABLE["hospital"], groups=TABLE["region"], seed=3)
     assert fed.fingerprint == known.fingerprint
     assert fed.ids == ("north", "ward-2", "ward-10") and fed.groups == ("A", "B", "B")
-    assert fed.labels == ("ill", "well") and fed.classes == 2 and fed.x.dtype == torch.float32
+    assert fed.class_names == ("ill", "well") and fed.classes == 2 and fed.x.dtype == torch.float32
 
 
 def test_a_split_column_decides(as_given):
@@ -110,7 +110,7 @@ def test_labels_are_classes_or_targets(tmp_path, outcome, y, labels, in_csv):
     (tmp_path / "t.csv").write_bytes(csv_bytes(table))
     for given in (table, *([tmp_path / "t.csv"] if in_csv else [])):
         fed = Federation.from_table(given, client="who", label="outcome", splits=(1, 0, 0))
-        assert fed.y[fed.x.flatten().argsort()].tolist() == y and fed.labels == labels
+        assert fed.y[fed.x.flatten().argsort()].tolist() == y and fed.class_names == labels
         assert fed.y.is_floating_point() == isinstance(outcome[0], float)
 
 
@@ -118,7 +118,7 @@ def test_in_csv_a_label_is_a_number_only_if_all_are(tmp_path):
     (tmp_path / "t.csv").write_text("who,v,label\n" + "a,1,0\n" * 3 + "a,1,1.5\n")
     assert Federation.from_table(tmp_path / "t.csv", client="who", label="label").classes is None
     (tmp_path / "t.csv").write_text("who,v,label\n" + "a,1,0\n" * 3 + "a,1,none\n")
-    assert Federation.from_table(tmp_path / "t.csv", client="who", label="label").labels == ("0", "none")
+    assert Federation.from_table(tmp_path / "t.csv", client="who", label="label").class_names == ("0", "none")
 
 
 def test_ids_are_what_is_written(tmp_path):
@@ -196,7 +196,7 @@ def test_the_index_that_pandas_wrote_to_parquet_is_no_feature(tmp_path):
 def test_a_partition_deals_the_rows():
     fed = Federation.from_table(TABLE, label="outcome", features=["age"], partition=IID(2), seed=5)
     known = Federation.from_arrays(np.array(TABLE["age"])[:, None] * 1.0, [1, 0, 1, 0, 0, 1], partition=IID(2), seed=5)
-    assert fed.fingerprint == known.fingerprint and fed.labels == ("ill", "well")
+    assert fed.fingerprint == known.fingerprint and fed.class_names == ("ill", "well")
     replaced = Federation.from_table(TABLE, **WHOSE, features=["age"], partition=IID(2), seed=5)
     assert replaced.fingerprint == known.fingerprint
 

@@ -1,10 +1,9 @@
-"""Calibration error against the definition written out, at the edges of bins, and against scikit-learn (Brier)."""
+"""Calibration error against the definition written out, at the edges of bins."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import brier_score_loss
 
 from personafl import metrics
 from personafl.errors import DataError
@@ -97,19 +96,6 @@ def test_bounds(samples, bins):
         assert abs(np.mean(correct) - np.mean(confidence)) - 1e-12 <= found <= 1 + 1e-12
 
 
-def test_brier_is_scikit_learns():
-    draw = np.random.default_rng(0)
-    probabilities = draw.dirichlet(np.ones(5), 60)
-    labels = draw.integers(0, 5, 60)
-    expected = brier_score_loss(labels, probabilities, labels=range(5), scale_by_half=False)
-    assert metrics.brier_score(probabilities, labels) == pytest.approx(expected)
-    parts = metrics.client_brier_scores(probabilities, labels, [20, 0, 40])
-    assert np.isnan(parts[1])
-    assert (20 * parts[0] + 40 * parts[2]) / 60 == pytest.approx(expected)
-    assert parts[0] == pytest.approx(metrics.brier_score(probabilities[:20], labels[:20]))
-    assert metrics.brier_score([[0.0, 1.0]], [0]) == 2
-
-
 def test_what_is_wrong_is_named():
     for call, says in [
         (lambda: metrics.expected_calibration_error([1.5], [1]), "confidence must be between 0 and 1"),
@@ -117,9 +103,6 @@ def test_what_is_wrong_is_named():
         (lambda: metrics.expected_calibration_error([0.5], [2]), "correct must be 0 or 1"),
         (lambda: metrics.expected_calibration_error([0.5], [1], bins=0), "bins = 0"),
         (lambda: metrics.expected_calibration_error([0.5], [1], binning="size"), "no binning 'size'"),
-        (lambda: metrics.brier_score([[0.5, 0.5]], [2]), "classes from 0 to 1"),
-        (lambda: metrics.brier_score([0.5], [1]), "probabilities has shape"),
-        (lambda: metrics.brier_score([[0.5, 0.5]], [1, 1]), "probabilities has 1 rows and labels has 2"),
     ]:
         with pytest.raises(DataError, match=says):
             call()

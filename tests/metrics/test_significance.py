@@ -152,3 +152,20 @@ def test_what_is_wrong_is_named():
     ]:
         with pytest.raises(DataError, match=says):
             call()
+
+
+# --- seeds
+
+
+def test_mean_over_seeds_is_students():
+    values = [0.81, 0.84, 0.80, 0.83]
+    found = metrics.mean_over_seeds([*values, np.nan])
+    interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert found.mean == pytest.approx(np.mean(values))
+    assert found.standard_error == pytest.approx(stats.sem(values))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.seeds == 4
+    one = metrics.mean_over_seeds([0.5])
+    assert (one.mean, one.seeds) == (0.5, 1)
+    assert np.isnan([one.standard_error, one.low, one.high]).all()
+    assert np.isnan(metrics.mean_over_seeds([]).mean)

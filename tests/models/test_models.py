@@ -7,13 +7,13 @@ from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, PersFL
 from personafl.config import parse
+from personafl.data import SOURCES
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.kernels.task import Batch, Task
 from personafl.models import (
     CNN,
-    DEFAULT_MODEL,
     MCLR,
     MLP,
     MODELS,
@@ -21,7 +21,6 @@ from personafl.models import (
     LinearModel,
     LSTMModel,
     Model,
-    WakewordCNN,
     initialize,
 )
 from personafl.registry import checked
@@ -30,10 +29,11 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
+from personafl_papers.models.wakeword import WakewordCNN
 
 
-def size(model: Model, shape, outputs: int, tables=None) -> int:
-    return Task(initialize(model, shape, outputs, seed=0, tables=tables or {})).size
+def size(model: Model, shape, outputs: int, constants=None) -> int:
+    return Task(initialize(model, shape, outputs, seed=0, constants=constants or {})).size
 
 
 def word_vectors(words: int, features: int) -> torch.Tensor:
@@ -66,8 +66,8 @@ def test_published_numbers_of_parameters(model, shape, outputs, parameters):
 
 
 def test_word_vectors_are_no_parameters():
-    tables = {"embedding": word_vectors(1000, 300)}
-    assert size(LSTMModel(), (25,), 2, tables) == 1_098_242
+    constants = {"embedding": word_vectors(1000, 300)}
+    assert size(LSTMModel(), (25,), 2, constants) == 1_098_242
 
 
 def test_one_bias_vector_a_layer_would_not_be_the_published_number():
@@ -137,7 +137,7 @@ def test_the_smallest_images_leave_one_place_for_the_linear_layers():
 
 
 @pytest.mark.parametrize(
-    ("tables", "message"),
+    ("constants", "message"),
     [
         ({}, "model lstm needs word vectors; data sent140 brings them"),
         ({"embedding": torch.zeros(5)}, "model lstm takes word vectors (words, features); these have shape (5,)"),
@@ -149,9 +149,9 @@ def test_the_smallest_images_leave_one_place_for_the_linear_layers():
     ],
     ids=["none", "flat", "empty", "token 0"],
 )
-def test_word_vectors_that_the_lstm_cannot_use(tables, message):
+def test_word_vectors_that_the_lstm_cannot_use(constants, message):
     with pytest.raises(ModelError) as error:
-        initialize(LSTMModel(), (25,), 2, seed=0, tables=tables)
+        initialize(LSTMModel(), (25,), 2, seed=0, constants=constants)
     assert str(error.value) == message
 
 
@@ -172,11 +172,12 @@ def test_settings_out_of_range(model, settings, message):
 
 def test_every_data_set_has_the_model_of_its_papers():
     assert parse({"data": "digits"}).model == MLP()
-    assert {name: DEFAULT_MODEL[name] for name in ("mnist", "fmnist", "emnist", "letters", "cifar10", "cifar100")} == {
+    of_papers = {
         "mnist": "mclr", "fmnist": "mlp", "emnist": "mclr", "letters": "mclr", "cifar10": "cnn", "cifar100": "cnn",
+        "sent140": "lstm", "wakeword": "wakeword-cnn",
     }  # fmt: skip
-    assert (DEFAULT_MODEL["sent140"], DEFAULT_MODEL["wakeword"]) == ("lstm", "wakeword-cnn")
-    assert set(DEFAULT_MODEL.values()) <= set(MODELS)
+    assert {name: SOURCES[name].default_model for name in of_papers} == of_papers
+    assert {kind.default_model for kind in SOURCES.values() if hasattr(kind, "default_model")} <= set(MODELS)
 
 
 # --- weights -------------------------------------------------------------------------------------------------------

@@ -101,7 +101,9 @@ def test_ids_that_look_like_paths_work_end_to_end(tmp_path):
 
 def test_the_card_of_standardized_data_has_the_numbers_to_standardize_with(tmp_path):
     x = np.array([[1.0, 10.0], [3.0, 10.0], [1.0, 10.0], [3.0, 10.0]])
-    fed = pf.Federation.from_clients({"ann": (x, [0, 1, 0, 1])}, splits=(1, 0, 0), labels=("no", "yes")).standardized()
+    fed = pf.Federation.from_clients(
+        {"ann": (x, [0, 1, 0, 1])}, splits=(1, 0, 0), class_names=("no", "yes")
+    ).standardized()
     run = pf.train(fed, torch.nn.Linear(2, 2), rounds=1, progress=False, engine="loop")
     export(run, ["ann"], tmp_path)
     card = json.loads((tmp_path / "ann.json").read_text())

@@ -15,12 +15,13 @@ from personafl.storage.folder import RunFolder
 from personafl.study.gain import ALONE, GIVES, PROFITS, UNKNOWN, gains, plot, sentence
 from personafl.study.gain_check import check, run_alone, words
 from personafl_papers import theory
+from personafl_papers.data.gaussian import Gaussian
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Clients of the two-level Gaussian model, so that theory knows the answer; one is never active often enough."""
-    federation = pf.data.build(pf.data.Gaussian(clients=12, sigma0_2=0.5, n_min=5, n_max=100), seed=3)
+    federation = pf.data.build(Gaussian(clients=12, sigma0_2=0.5, n_min=5, n_max=100), seed=3)
     return pf.train(
         federation, nn.Linear(1, 1, bias=False), pf.SelfFL(posterior="exact", variance="mean", scope="all"),
         rounds=6, activity=0.4, local=pf.Local(lr=0.05, batch_size=5, steps=5), seed=1,
@@ -63,14 +64,14 @@ def test_the_command_prints_a_table_and_draws_a_plot(run, tmp_path):
 
 
 def test_a_run_without_uncertainty_has_no_gain(tmp_path):
-    federation = pf.data.build(pf.data.Gaussian(clients=3))
+    federation = pf.data.build(Gaussian(clients=3))
     other = pf.train(federation, nn.Linear(1, 1, bias=False), rounds=1, out=tmp_path / "run", progress=False)
     with pytest.raises(RunError, match="fedavg, which does not estimate GAIN"):
         gains(other)
 
 
 def test_a_plot_without_any_known_client_is_still_a_plot(tmp_path):
-    federation = pf.data.build(pf.data.Gaussian(clients=3))
+    federation = pf.data.build(Gaussian(clients=3))
     fresh = pf.train(
         federation, nn.Linear(1, 1, bias=False), pf.SelfFL(), rounds=1, out=tmp_path / "run", progress=False
     )

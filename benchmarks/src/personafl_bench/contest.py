@@ -106,7 +106,7 @@ class Contestant:
         return lines[-1].strip() if lines else "ended without a word"
 
 
-def hold(
+def race(
     job: Job, repeat: int, threads: int, peers: dict[str, str], speed: machine.Speed, progress: Progress
 ) -> dict[str, Any]:
     """Have everybody do a job in turns; what each took, and who was left out and why.

@@ -55,7 +55,7 @@ def run_bench(
     speed = machine.Speed(threads)
     speed.measure()
     say = progress or (lambda text: None)
-    results = [contest.hold(JOBS[key], repeat, threads, peers or {}, speed, say) for key in jobs]
+    results = [contest.race(JOBS[key], repeat, threads, peers or {}, speed, say) for key in jobs]
     return {
         "threads": threads,
         "repeat": repeat,

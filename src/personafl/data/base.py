@@ -28,7 +28,7 @@ class Samples:
         Known truth for each client, first dimension M, in the natural order of the client ids.
     notes : tuple of str
         What the source had to bend, for people to read.
-    tables : dict of arrays
+    constants : dict of arrays
         Constants that all clients share and that a model may use, such as word vectors.
     """
 
@@ -40,7 +40,7 @@ class Samples:
     bounds: NDArray[Any] | None = None
     truth: dict[str, NDArray[Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
+    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Source(Protocol):

@@ -30,7 +30,7 @@ def build(
         source whose samples have natural owners, those are the clients, as with `Natural()`.
     splits : three floats, optional
         Shares of train, validation and test; left out, those of the partition's paper, else the source's own.
-    seed : int
+    seed
         The samples of a synthetic source, the partition and the splits follow from it.
 
     Examples
@@ -62,7 +62,7 @@ def build(
     if isinstance(source, Files):  # what is in the files decides what they are
         return source.federation(partition, splits, seed)
     samples = source.load(seed)
-    tables = {what: _tensor(table) for what, table in samples.tables.items()}
+    constants = {what: _tensor(value) for what, value in samples.constants.items()}
     if samples.bounds is not None and samples.clients is not None:
         return Federation(
             x=_tensor(samples.x),
@@ -74,7 +74,7 @@ def build(
             name=source.name,
             truth=samples.truth,
             notes=samples.notes,
-            tables=tables,
+            constants=constants,
         )
     shares = splits or getattr(partition, "splits", None) or source.splits or DEFAULT_SPLITS
     if isinstance(partition, Natural):
@@ -92,7 +92,7 @@ def build(
         name=source.name,
         truth=samples.truth if natural else None,
         notes=samples.notes,
-        tables=tables,
+        constants=constants,
     )
 
 

@@ -47,13 +47,13 @@ def prepared(
 
     Parameters
     ----------
-    name : str
+    name
         The beginning of the entry's name, such as that of the data source.
     inputs : sequence of paths
         The files that the arrays are made of: with another path, size or time of change, arrays are made anew.
-    settings : mapping
+    settings
         What else the arrays follow from, in terms of JSON; with a number "version", to be raised when `make` changes.
-    make : callable
+    make
         Gives the arrays by their names.
 
     Examples

@@ -89,9 +89,9 @@ class Cifar:
 
     Attributes
     ----------
-    source : str
+    source
         The name of the data source.
-    classes : int
+    classes
         How many there are.
     forms : tuple of Form
         What is looked for besides {source}.npz; the first is what `remote` gives.
@@ -119,13 +119,13 @@ class Cifar:
                 return [npz], None
             for form in self.forms:
                 batches = [folder / form.folder / batch for batch in form.batches]
-                there = [batch.is_file() for batch in batches]
-                if all(there):
+                exist = [batch.is_file() for batch in batches]
+                if all(exist):
                     return batches, form
                 if (archive := folder / form.archive).is_file():
                     return [archive], form
-                if any(there) and not lacks:
-                    lacking = ", ".join(batch.name for batch, found in zip(batches, there, strict=True) if not found)
+                if any(exist) and not lacks:
+                    lacking = ", ".join(batch.name for batch, found in zip(batches, exist, strict=True) if not found)
                     lacks = f" ({batches[0].parent} lacks {lacking})"
         archives = " or ".join(form.archive for form in self.forms)
         folders = " or ".join(form.folder for form in self.forms)

@@ -31,13 +31,13 @@ class Remote:
 
     Attributes
     ----------
-    file : str
+    file
         Its name inside the cache folder; may contain folders.
-    url : str
+    url
         Where it comes from.
-    checksum : str
+    checksum
         "sha256:…" or "md5:…" of its bytes as they are stored.
-    megabytes : float
+    megabytes
         About its size.
     """
 
@@ -52,11 +52,11 @@ def fetch(source: str, remotes: Sequence[Remote], wanted: str, why: str = "") ->
 
     Parameters
     ----------
-    source : str
+    source
         The data source, for messages.
     remotes : sequence of Remote
         The files.
-    wanted, why : str
+    wanted, why
         As in `data.files.missing`, whose error is raised where a download is not possible or not allowed.
     """
     paths = [cache_dir() / remote.file for remote in remotes]

@@ -29,9 +29,9 @@ class MnistFormat:
 
     Attributes
     ----------
-    source : str
+    source
         The name of the data source.
-    npz : str
+    npz
         The .npz with x_train, y_train, x_test and y_test.
     folders : tuple of str
         Where the idx files may lie besides the data directory itself.
@@ -40,7 +40,7 @@ class MnistFormat:
         them apart.
     remotes : tuple of Remote
         Where the idx files can be had.
-    most : int
+    most
         No file has more images.
     """
 

@@ -44,9 +44,9 @@ def read_pickle(content: bytes, what: str, keys: Sequence[str]) -> dict[str, Any
 
     Parameters
     ----------
-    content : bytes
+    content
         The pickle.
-    what : str
+    what
         What to call it in an error, such as its path.
     keys : sequence of str
         The entries that are wanted; the others are left alone.

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
 from personafl.algorithms.extras import SideBySide, batches_per_step, copies
-from personafl.engines.batches import Plan, draw
+from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
-from personafl.states import Ints, State
+from personafl.states import Ints, State, each, joined
 from personafl.streams import Key, mix, name_key, stream_key
 
 Split = Literal["train", "val", "test"]
@@ -195,7 +195,7 @@ class Engine(ABC):
         """One key per client for this round and purpose."""
         return mix(self.federation.keys[work.ids], stream_key(self.seed, work.purpose, work.round))
 
-    def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
+    def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         """Batches as indices into the federation's arrays."""
         plan = draw(
             self.federation.sizes("train")[work.ids],
@@ -203,7 +203,7 @@ class Engine(ABC):
             self.local.batch_size,
             steps * batches_per_step(work.program),
         )
-        return Plan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
+        return BatchPlan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
 
     def _dropout_keys(self, keys: Key, draws: int) -> Tensor:
         """(K, draws) keys for the dropout of each step."""
@@ -284,8 +284,8 @@ class Engine(ABC):
         if not isinstance(program, SideBySide):
             return result
         many = program.copies
-        own = {name: v[::many] for name, v in work.own.items()}
-        up = {name: torch.unflatten(v, 0, (-1, many)) for name, v in result.up.items()}
+        own = each(lambda value: value[::many], work.own)
+        up = each(lambda value: torch.unflatten(value, 0, (-1, many)), result.up)
         picked = self._map(program.pick, own, Sent({}, up), len(work.ids) // many)
         # All copies were trained, whichever is picked.
         return Result(picked, {}, result.steps[::many], torch.unflatten(result.gradients, 0, (-1, many)).sum(1))
@@ -295,21 +295,16 @@ def _expand_copies(work: Work) -> Work:
     if not isinstance(work.program, SideBySide):
         return work
     many = work.program.copies
-    return Work(
-        work.program,
-        work.round,
-        work.purpose,
-        np.repeat(work.ids, many),
-        {name: v.repeat_interleave(many, 0) for name, v in work.own.items()},
-        Sent(work.sent.shared, {name: v.repeat_interleave(many, 0) for name, v in work.sent.each.items()}),
-    )
+    own, sent = (each(lambda v: v.repeat_interleave(many, 0), state) for state in (work.own, work.sent.each))
+    ids = np.repeat(work.ids, many)
+    return Work(work.program, work.round, work.purpose, ids, own, Sent(work.sent.shared, sent))
 
 
 def concatenate(results: list[Result]) -> Result:
     """One result of several, client after client."""
     return Result(
-        {name: torch.cat([r.own[name] for r in results]) for name in results[0].own},
-        {name: torch.cat([r.up[name] for r in results]) for name in results[0].up},
+        joined([r.own for r in results]),
+        joined([r.up for r in results]),
         torch.cat([r.steps for r in results]),
         torch.cat([r.gradients for r in results]),
     )

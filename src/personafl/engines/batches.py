@@ -11,7 +11,7 @@ from personafl.streams import Key, mix
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """`positions[k, s]` are the samples of client k's step s, as offsets into its training data.
 
     `counts[k, s]` of them are real; the rest are padding (and point at a sample of the same client).
@@ -21,7 +21,7 @@ class Plan:
     counts: Ints
 
 
-def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> Plan:
+def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
     """Draw batches without replacement within an epoch; every epoch has a new order.
 
     Parameters
@@ -50,7 +50,7 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> Plan:
         # The whole data at every step: no order to draw.
         slot = np.minimum(np.arange(width), sizes[:, None] - 1)
         positions = np.broadcast_to(slot[:, None, :], (len(sizes), most, width))
-        return Plan(positions, np.broadcast_to(sizes[:, None], (len(sizes), most)))
+        return BatchPlan(positions, np.broadcast_to(sizes[:, None], (len(sizes), most)))
 
     epochs = -(-steps // per_epoch)
     order, first = _orders(sizes, keys, epochs)
@@ -62,10 +62,10 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> Plan:
     slot = (first[:, None] + epoch * sizes[:, None] + batch * size[:, None])[..., None]
     slot = slot + np.minimum(np.arange(width), counts[..., None] - 1)
     if not len(order):
-        return Plan(np.zeros_like(slot), counts)
+        return BatchPlan(np.zeros_like(slot), counts)
     positions = order[np.minimum(slot, len(order) - 1)]
     positions[epochs == 0] = 0  # a client without steps has no order of its own
-    return Plan(positions, counts)
+    return BatchPlan(positions, counts)
 
 
 def _orders(sizes: Ints, keys: Key, epochs: Ints) -> tuple[Ints, Ints]:

@@ -11,7 +11,7 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
 from personafl.kernels.task import Batch, Objective
-from personafl.states import Ints, State
+from personafl.states import Ints, State, each, row
 
 
 class LoopEngine(Engine):
@@ -24,9 +24,8 @@ class LoopEngine(Engine):
         info, keys = self._info(work), self._keys(work)
         results = []
         for k in range(len(work.ids)):
-            own = {name: v[k] for name, v in work.own.items()}
-            sent = {**work.sent.shared, **{name: v[k] for name, v in work.sent.each.items()}}
-            results.append(self._client(work, k, own, sent, {n: v[k] for n, v in info.items()}, keys[k : k + 1]))
+            own, sent = row(work.own, k), {**work.sent.shared, **row(work.sent.each, k)}
+            results.append(self._client(work, k, own, sent, row(info, k), keys[k : k + 1]))
         owns, ups, steps, gradients = zip(*results, strict=True)
         return Result(_stack(owns), _stack(ups), torch.tensor(steps), torch.tensor(gradients))
 
@@ -39,7 +38,7 @@ class LoopEngine(Engine):
             validation = ValidationData(self.task, _first(self._validation(work.ids[k : k + 1])))
         ctx = self._context(work, info, validation)
         begun, wanted = work.program.begin(own, sent, ctx)
-        carry = {name: value.clone() for name, value in begun.items()}
+        carry = each(torch.clone, begun)
         steps, draws, gradients = int(wanted), batches_per_step(work.program), 0
         plan = self._plan(one, key, np.array([steps]))
         dropout = self._dropout_keys(key, steps * draws)
@@ -58,14 +57,7 @@ class LoopEngine(Engine):
         return self.task.gradient(theta, batch, objective, **extra)
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
-        rows = [
-            function(
-                {name: v[k] for name, v in own.items()},
-                {**sent.shared, **{name: v[k] for name, v in sent.each.items()}},
-            )
-            for k in range(count)
-        ]
-        return _stack(rows)
+        return _stack([function(row(own, k), {**sent.shared, **row(sent.each, k)}) for k in range(count)])
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         out: dict[str, list[float]] = {name: [] for name in ("loss", *self.task.metrics)}
@@ -94,5 +86,5 @@ def _first(padded: Batch) -> Batch:
     return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
 
 
-def _stack(rows: tuple[State, ...] | list[State]) -> State:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+def _stack(states: tuple[State, ...] | list[State]) -> State:
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]} if states else {}

@@ -17,20 +17,11 @@ from torch import Tensor
 
 from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
-from personafl.engines.base import (
-    ClientFunction,
-    Engine,
-    Result,
-    Split,
-    ValidationData,
-    Work,
-    cores,
-    reuse_memory,
-)
-from personafl.engines.batches import Plan
+from personafl.engines.base import ClientFunction, Engine, Result, Split, ValidationData, Work, cores, reuse_memory
+from personafl.engines.batches import BatchPlan
 from personafl.engines.vmap import outside_vmap, over_clients
 from personafl.kernels.task import Batch, Objective, Task
-from personafl.states import Ints, State
+from personafl.states import Ints, State, rows
 
 FETCHED_AT_ONCE = 4 * 2**20  # bytes of samples: more would push the parameters out of the processor's cache
 
@@ -67,17 +58,15 @@ class StackedEngine(Engine):
             carry = _private(begun, [*work.own.values(), *shared.values(), *each.values()])
             stepped_each, stepped_info = each, info
         else:
-            rows = torch.from_numpy(order).to(self.device)
-            carry = {name: value.index_select(0, rows) for name, value in begun.items()}
-            stepped_each = {name: value.index_select(0, rows) for name, value in each.items()}
-            stepped_info = {name: value.index_select(0, rows) for name, value in info.items()}
+            at = torch.from_numpy(order).to(self.device)
+            carry, stepped_each, stepped_info = (rows(state, at) for state in (begun, each, info))
 
         ordered = Work(program, work.round, work.purpose, work.ids[order], {}, Sent(shared, stepped_each))
         carry, gradients = self._steps(ordered, keys[order], steps[order], carry, stepped_info)
         gradients[order] = gradients.copy()
         if not in_order:
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
-            carry = {name: value.index_select(0, back) for name, value in carry.items()}
+            carry = rows(carry, back)
         own, up = over_clients(finish, count, work.own, carry, each, info, validation)
         return Result(own, up, wanted["steps"], torch.from_numpy(gradients).to(self.device))
 
@@ -193,7 +182,7 @@ class StackedEngine(Engine):
 class _Drawn:
     """The batches of all steps, fetched when their step comes: of several steps at once where they are small."""
 
-    def __init__(self, engine: Engine, plan: Plan, dropout: Tensor) -> None:
+    def __init__(self, engine: Engine, plan: BatchPlan, dropout: Tensor) -> None:
         self._gather, self._sample_bytes = engine._gather, engine._features * engine.federation.x.element_size()
         # Where a batch is all of a client's data, it is the same at every step.
         self._constant = engine.local.batch_size == 0

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from personafl.engines.base import Result, Split, Work, concatenate
 from personafl.engines.stacked import StackedEngine
-from personafl.states import Ints, State
+from personafl.states import Ints, rows
 
 Part = TypeVar("Part")
 
@@ -39,17 +39,17 @@ class ThreadedEngine(StackedEngine):
 
     def run(self, work: Work) -> Result:
         parts = self._deal(work.ids, "train")
-        results = self._each(parts, lambda engine, rows: engine.run(_part(work, rows)))
+        results = self._each(parts, lambda engine, at: engine.run(_part(work, at)))
         back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable")).to(self.device)
         whole = concatenate(results)
-        own, up = ({name: v.index_select(0, back) for name, v in state.items()} for state in (whole.own, whole.up))
+        own, up = (rows(state, back) for state in (whole.own, whole.up))
         steps, gradients = (counts.index_select(0, back) for counts in (whole.steps, whole.gradients))
         return Result(own, up, steps, gradients)
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
-        def part(engine: StackedEngine, rows: Ints) -> dict[str, NDArray[np.float64]]:
-            mine = theta if theta.dim() == 1 else theta[torch.from_numpy(rows).to(theta.device)]
-            return engine.evaluate(mine, ids[rows], split)
+        def part(engine: StackedEngine, at: Ints) -> dict[str, NDArray[np.float64]]:
+            mine = theta if theta.dim() == 1 else theta[torch.from_numpy(at).to(theta.device)]
+            return engine.evaluate(mine, ids[at], split)
 
         parts = self._deal(ids, split)
         found = self._each(parts, part)
@@ -65,10 +65,6 @@ class ThreadedEngine(StackedEngine):
         return [np.sort(order[i :: self.threads]) for i in range(min(self.threads, max(len(ids), 1)))]
 
 
-def _part(work: Work, rows: Ints) -> Work:
-    index = torch.from_numpy(rows)
-
-    def of(state: State) -> State:
-        return {name: value.index_select(0, index.to(value.device)) for name, value in state.items()}
-
-    return Work(work.program, work.round, work.purpose, work.ids[rows], of(work.own), work.sent.rows(rows))
+def _part(work: Work, at: Ints) -> Work:
+    own = rows(work.own, torch.from_numpy(at))
+    return Work(work.program, work.round, work.purpose, work.ids[at], own, work.sent.rows(at))

@@ -83,7 +83,7 @@ class Candidate:
             each = min(max((points[last] - points[before]) / (last - before), 0.0), points[last] / last)
         return points[last] + each * (clients - last)
 
-    def told(self) -> str:
+    def outcome(self) -> str:
         """What was seen last, and why no more."""
         if not self.seen:
             return f"{self}: {self.stopped or 'not tried'}"
@@ -99,9 +99,9 @@ class Trials:
     ----------
     candidates : iterable of Candidate
         The first is tried first, and taken where nothing else is known.
-    clients : int
+    clients
         How many clients there are to try with.
-    run_steps : float
+    run_steps
         Steps that all clients take together in the run; the trials may cost `SHARE` of them.
     clock : Clock, optional
         Another way to tell the time.
@@ -179,8 +179,8 @@ class Trials:
 
     def reason(self) -> str:
         """What was seen, in one line."""
-        told = "; ".join(candidate.told() for candidate in self.candidates)
-        return f"{told}; {self.spent:.2f} s of processor time, of {self.budget:.2f} s at most"
+        seen = "; ".join(candidate.outcome() for candidate in self.candidates)
+        return f"{seen}; {self.spent:.2f} s of processor time, of {self.budget:.2f} s at most"
 
     # --- trials --------------------------------------------------------------------------------------------
 

@@ -18,14 +18,11 @@ def check_structure(fed: Stored) -> None:
     clients, samples, bounds = len(fed.ids), len(fed.x), fed.bounds
     if clients == 0:
         raise DataError("the federation is empty: no client was given")
-    if strangers := [client for client in fed.ids if not isinstance(client, str)]:
-        raise DataError(f"client ids must be strings, {strangers[0]!r} is not")
+    if unusable := [client for client in fed.ids if not isinstance(client, str)]:
+        raise DataError(f"client ids must be strings, {unusable[0]!r} is not")
     if repeated := [client for client, times in Counter(fed.ids).items() if times > 1]:
         raise DataError(f"{many(len(repeated), 'client id')} given twice: {listing(repeated)}; ids must be unique")
-    if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (
-        torch.float32,
-        torch.int64,
-    ):
+    if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (torch.float32, torch.int64):
         raise DataError(
             f"x is {fed.x.dtype} and y is {fed.y.dtype}; the store holds x as float32, int64 or uint8 and "
             f"y as int64 or float32 (the from_... constructors convert)"
@@ -57,18 +54,18 @@ def check_structure(fed: Stored) -> None:
             raise DataError(f"truth {what!r} must be numbers with first dimension {clients}, one row a client")
 
 
-def check_tables(fed: Stored) -> None:
-    """Tables have names and values that can be used; where one is called embedding, x are numbers of its rows."""
-    for what, table in fed.tables.items():
+def check_constants(fed: Stored) -> None:
+    """Constants have names and values that can be used; where one is called embedding, x are numbers of its rows."""
+    for what, value in fed.constants.items():
         if not what.isidentifier():  # it becomes a file name
-            raise DataError(f"table {what!r} must be named like a variable")
-        if not isinstance(table, torch.Tensor):
-            raise DataError(f"table {what!r} must be a tensor, not {type(table).__name__}")
-        if table.is_floating_point() and not bool(torch.isfinite(table).all()):
-            raise DataError(f"table {what!r} has NaN or infinite values")
-    if "embedding" not in fed.tables:
+            raise DataError(f"constant {what!r} must be named like a variable")
+        if not isinstance(value, torch.Tensor):
+            raise DataError(f"constant {what!r} must be a tensor, not {type(value).__name__}")
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise DataError(f"constant {what!r} has NaN or infinite values")
+    if "embedding" not in fed.constants:
         return
-    rows = len(fed.tables["embedding"])
+    rows = len(fed.constants["embedding"])
     if fed.x.dtype != torch.int64:
         raise DataError(f"x is {fed.x.dtype}; with a table 'embedding' it must be integers: the numbers of its rows")
     beyond = (fed.x.numpy() < 0) | (fed.x.numpy() >= rows)
@@ -102,14 +99,16 @@ def check_labels(fed: Stored) -> None:
 
 def check_class_names(fed: Stored) -> None:
     """Where classes have names, each has one of its own."""
-    if fed.labels is None:
+    if fed.class_names is None:
         return
-    if not all(isinstance(name, str) for name in fed.labels) or len(set(fed.labels)) != len(fed.labels):
-        raise DataError("labels must be the names of the classes, each another string")
+    if not all(isinstance(name, str) for name in fed.class_names) or len(set(fed.class_names)) != len(fed.class_names):
+        raise DataError("class_names must be the names of the classes, each another string")
     if fed.classes is None:
-        raise DataError("labels are the names of classes, and y are targets of a regression; leave the labels out")
-    if len(fed.labels) != fed.classes:
-        raise DataError(f"{many(len(fed.labels), 'label')} for {fed.classes} classes; give the name of each class")
+        raise DataError("class_names were given, and y are targets of a regression; leave class_names out")
+    if len(fed.class_names) != fed.classes:
+        raise DataError(
+            f"{many(len(fed.class_names), 'class name')} for {fed.classes} classes; give the name of each class"
+        )
 
 
 def check_finite(fed: Stored, values: torch.Tensor, what: str) -> None:

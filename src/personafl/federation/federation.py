@@ -6,7 +6,6 @@ larger than memory are memory-mapped.
 
 import difflib
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
@@ -31,14 +30,7 @@ from personafl.federation.arrays import (
     stored_features,
     stored_labels,
 )
-from personafl.federation.checks import (
-    check_class_names,
-    check_finite,
-    check_labels,
-    check_structure,
-    check_tables,
-    owners,
-)
+from personafl.federation.checks import check_class_names, check_constants, check_finite, check_labels, check_structure
 from personafl.federation.partition import Partition
 from personafl.federation.scaling import standardized
 from personafl.federation.splits import bounds_of, dealt_samples, groups_of_clients, natural_clients, split_samples
@@ -68,16 +60,16 @@ class Federation:
         The group of each client (a device type, a cluster).
     classes : int, optional
         Number of classes; None for regression. Not given for integer labels, it is the largest label + 1.
-    name : str
+    name
         What this federation is called in runs and reports.
     truth : dict of arrays
         What is known to be true of each client of synthetic data; first dimension M.
     notes : tuple of str
         What had to be bent to make this federation, for people to read.
-    tables : dict of tensors
+    constants : dict of tensors
         Constants that all clients share and that a model may use, such as word vectors; where one is called
         `embedding`, x are numbers of its rows.
-    labels : tuple of str, optional
+    class_names : tuple of str, optional
         The names of the classes.
 
     Examples
@@ -96,8 +88,8 @@ class Federation:
     name: str = "federation"
     truth: dict[str, Array] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    tables: dict[str, torch.Tensor] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
     # A saved federation was scanned for NaN before it was written; scanning again would read all of x.
     scanned: InitVar[bool] = False
 
@@ -106,12 +98,14 @@ class Federation:
         self.bounds.setflags(write=False)
         check_structure(self)
         if self.classes is None and not self.y.is_floating_point():
-            object.__setattr__(self, "classes", int(self.y.max()) + 1 if self.labels is None else len(self.labels))
+            object.__setattr__(
+                self, "classes", int(self.y.max()) + 1 if self.class_names is None else len(self.class_names)
+            )
         check_labels(self)
         check_class_names(self)
         if not scanned:
             check_finite(self, self.x, "features")
-            check_tables(self)
+            check_constants(self)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -168,29 +162,9 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that training can see; equal for equal data on every machine."""
-        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.tables_of(self)]
-        labels = [self.ids, self.groups, self.classes, *([sorted(self.tables)] if self.tables else [])]
+        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.constants_of(self)]
+        labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
         return folders.digest(arrays, labels)
-
-    def summary(self) -> dict[str, Any]:
-        """Numbers that describe the federation: how many clients and samples, how they are spread.
-
-        >>> Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1])}).summary()["classes_per_client"]
-        {'min': 2, 'median': 2.0, 'max': 2}
-        """
-        classes = None
-        if self.classes is not None:
-            pairs = np.unique(owners(self) * self.classes + self.y.numpy())
-            classes = _spread(np.bincount(pairs // self.classes, minlength=len(self)))
-        return {
-            "name": self.name,
-            "clients": len(self),
-            "samples": len(self.x),
-            "sizes": {split: _spread(self.sizes(split)) for split in SPLITS},
-            "classes": self.classes,
-            "classes_per_client": classes,
-            "groups": None if self.groups is None else dict(Counter(self.groups)),
-        }
 
     @classmethod
     def from_arrays(
@@ -207,8 +181,8 @@ class Federation:
         name: str = "arrays",
         truth: dict[str, Array] | None = None,
         notes: Sequence[str] = (),
-        tables: dict[str, torch.Tensor] | None = None,
-        labels: Sequence[str] | None = None,
+        constants: dict[str, torch.Tensor] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of one pool of samples.
 
@@ -226,9 +200,9 @@ class Federation:
         splits : three floats
             A client's shares of train, validation and test. At least one sample is for training; where there
             is too little, a test sample comes before a validation sample.
-        seed : int
+        seed
             The partition follows from it, and, for each client apart, the split.
-        classes, name, truth, notes, tables, labels
+        classes, name, truth, notes, constants, class_names
             As in the class; `truth` in the order of the ids.
 
         Examples
@@ -266,8 +240,8 @@ class Federation:
             name=name,
             truth=truth or {},
             notes=tuple(notes),
-            tables=tables or {},
-            labels=None if labels is None else tuple(labels),
+            constants=constants or {},
+            class_names=None if class_names is None else tuple(class_names),
         )
 
     @classmethod
@@ -280,19 +254,19 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         name: str = "clients",
-        tables: dict[str, torch.Tensor] | None = None,
-        labels: Sequence[str] | None = None,
+        constants: dict[str, torch.Tensor] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of clients that each bring their arrays.
 
         Parameters
         ----------
-        data : mapping
+        data
             {id: (x, y)}, each then split by `splits`; or {id: {"train": (x, y), "val": (x, y), "test": (x,
             y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
         groups : mapping, optional
             {id: group}.
-        splits, seed, classes, name, tables, labels
+        splits, seed, classes, name, constants, class_names
             As in `from_arrays`.
 
         Examples
@@ -320,8 +294,8 @@ class Federation:
             groups=None if groups is None else tuple(groups_of_clients(groups, ids, None) or ()),
             classes=classes,
             name=name,
-            tables=tables or {},
-            labels=None if labels is None else tuple(labels),
+            constants=constants or {},
+            class_names=None if class_names is None else tuple(class_names),
         )
 
     @classmethod
@@ -342,7 +316,7 @@ class Federation:
 
         Parameters
         ----------
-        path : path
+        path
             The folder.
         splits, seed, classes, name
             As in `from_arrays`; the name is the folder's unless given.
@@ -394,8 +368,8 @@ class Federation:
         table : path or table
             A file (.csv, .csv.gz, .parquet), a pyarrow table, a pandas or other dataframe, or a mapping of names
             to columns.
-        label : str
-            The column of labels. Text is classes in natural order, whose names become `labels`; integers are
+        label
+            The column of labels. Text is classes in natural order, whose names become `class_names`; integers are
             classes that count from 0; other numbers are regression targets.
         client : str, optional
             The column of client ids: text or integers.
@@ -410,7 +384,7 @@ class Federation:
         group, split : str, optional
             With `client`: the column with the client's group; the column that says train, val (or validation)
             or test. Without `split`, each client's rows are split by `splits`.
-        normalize : str
+        normalize
             `standard` is `standardized()`; `none` leaves the numbers as they are.
         splits, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
@@ -419,7 +393,7 @@ class Federation:
         --------
         >>> table = {"hospital": ["b", "a", "b"], "age": [51, 43, 60], "outcome": ["well", "ill", "ill"]}
         >>> fed = Federation.from_table(table, client="hospital", label="outcome")
-        >>> fed.ids, fed.labels, fed.x.shape
+        >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
         columns = tabular.Columns(label, client, features, categorical, group, split)
@@ -438,7 +412,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         name: str = "datasets",
-        labels: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> "Federation":
         """A federation of torch Datasets, one a client.
 
@@ -447,10 +421,10 @@ class Federation:
 
         Parameters
         ----------
-        data : mapping
+        data
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
             it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
-        groups, splits, seed, classes, name, labels
+        groups, splits, seed, classes, name, class_names
             As in `from_clients`.
 
         Examples
@@ -462,7 +436,7 @@ class Federation:
         """
         read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
-            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, labels=labels
+            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, class_names=class_names
         )
 
     @classmethod
@@ -491,7 +465,7 @@ class Federation:
             used as they are, and every client must have rows in train.
         label, client, partition, features, categorical, group, normalize, splits, seed, classes, name
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
-            width) in 0 to 1. A `ClassLabel`'s names become `labels`.
+            width) in 0 to 1. A `ClassLabel`'s names become `class_names`.
         """
         columns = tabular.Columns(label, client, features, categorical, group)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
@@ -504,12 +478,13 @@ class Federation:
 
         In a real federation each client would send the number, the sum and the sum of squares of its training
         samples for this. Validation and test samples have no part in it. What was subtracted and what was divided
-        by is in `tables`: new samples for the trained models need the same, (x - tables["mean"]) / tables["std"].
+        by is in `constants`: new samples for the trained models need the same,
+        (x - constants["mean"]) / constants["std"].
 
         Examples
         --------
         >>> fed = Federation.from_clients({"ann": {"train": ([[1.0], [3.0]], [0, 1]), "test": ([[4.0]], [1])}})
-        >>> fed.standardized().x.flatten(), fed.standardized().tables["mean"]
+        >>> fed.standardized().x.flatten(), fed.standardized().constants["mean"]
         (tensor([-1., 1., 2.]), tensor([2.]))
         """
         return standardized(self)
@@ -524,9 +499,9 @@ class Federation:
 
         Parameters
         ----------
-        path : path
+        path
             A folder that `save` wrote.
-        verify : bool
+        verify
             Read all features too and compare them with the stored fingerprint. Everything else is always
             compared.
 
@@ -541,7 +516,3 @@ class Federation:
         """
         loaded: Federation = folders.load(cls, Path(path), verify)
         return loaded
-
-
-def _spread(values: Indices) -> dict[str, float]:
-    return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}

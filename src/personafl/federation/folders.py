@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import shutil
 import sys
 import tokenize
@@ -23,6 +22,7 @@ from personafl.federation.arrays import SPLITS, Array, Pair, Stored
 from personafl.federation.checks import listing
 from personafl.federation.npz import npz_names, read_npz
 from personafl.federation.splits import natural_order
+from personafl.files import sync
 
 FORMAT = "personafl-federation"
 FILE = "federation.json"
@@ -64,23 +64,18 @@ def save(fed: Stored, folder: Path) -> None:
             np.save(draft / f"{what}.npy", value, allow_pickle=False)
         for what, value in fed.truth.items():
             np.save(draft / "truth" / f"{what}.npy", value, allow_pickle=False)
-        if fed.tables:
+        if fed.constants:
             (draft / "tables").mkdir()
-        for what, table in fed.tables.items():
-            np.save(draft / "tables" / f"{what}.npy", table.numpy(), allow_pickle=False)
-        described = {
-            "format": FORMAT,
-            "version": 1,
-            "fingerprint": fed.fingerprint,
-            "check": _check(fed),
-        }
+        for what, constant in fed.constants.items():
+            np.save(draft / "tables" / f"{what}.npy", constant.numpy(), allow_pickle=False)
+        described = {"format": FORMAT, "version": 1, "fingerprint": fed.fingerprint, "check": _check(fed)}
         described |= _labels(fed)
         (draft / FILE).write_text(json.dumps(described, indent=1), "utf-8")
         # The name must not reach the disk before the content does, or a power cut leaves a damaged federation.
         for written in [*draft.rglob("*"), draft]:
-            _sync(written)
+            sync(written)
         draft.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         raise DataError(f"cannot save the federation to {folder}: {error}") from error
     finally:
@@ -101,10 +96,10 @@ def load(make: Any, folder: Path, verify: bool) -> Any:
             name=described["name"],
             truth={what: _read_array(folder / "truth" / f"{what}.npy") for what in _names("truth", described["truth"])},
             notes=tuple(described["notes"]),
-            labels=None if described.get("labels") is None else tuple(described["labels"]),
-            tables={
+            class_names=None if described.get("labels") is None else tuple(described["labels"]),
+            constants={
                 what: torch.from_numpy(_read_array(folder / "tables" / f"{what}.npy"))
-                for what in _names("table", described.get("tables", []))
+                for what in _names("constant", described.get("tables", []))
             },
             scanned=True,
         )
@@ -130,31 +125,22 @@ def digest(arrays: Iterable[Array], labels: Any) -> str:
     return digest.hexdigest()
 
 
-def tables_of(fed: Stored) -> list[Array]:
-    """The tables in the order of their names."""
-    return [fed.tables[what].numpy() for what in sorted(fed.tables)]
+def constants_of(fed: Stored) -> list[Array]:
+    """The constants in the order of their names."""
+    return [fed.constants[what].numpy() for what in sorted(fed.constants)]
 
 
 def _labels(fed: Stored) -> dict[str, Any]:
     labels = {what: getattr(fed, what) for what in ("name", "ids", "groups", "classes", "notes")}
-    # Only where there are any, so that federations saved before there were tables or names stay readable.
-    labels |= {"truth": sorted(fed.truth)} | ({"tables": sorted(fed.tables)} if fed.tables else {})
-    return labels | ({} if fed.labels is None else {"labels": fed.labels})
+    # Only where there are any, so that federations saved before there were constants or class names stay readable.
+    labels |= {"truth": sorted(fed.truth)} | ({"tables": sorted(fed.constants)} if fed.constants else {})
+    return labels | ({} if fed.class_names is None else {"labels": fed.class_names})
 
 
 def _check(fed: Stored) -> str:
     """A SHA-256 of all but the values of x, so that checking it reads nothing large."""
-    arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth)), *tables_of(fed)]
+    arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth)), *constants_of(fed)]
     return digest(arrays, [_labels(fed), str(fed.x.dtype), list(fed.x.shape)])
-
-
-def _sync(path: Path) -> None:
-    """Make a file or folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:

@@ -157,10 +157,7 @@ def check_supply(
 
 def check_counts(partition: Partition, *settings: str) -> None:
     """These settings are whole numbers of at least 1."""
-    reasons = {
-        "clients": "somebody has to train",
-        "classes_per_client": "a client needs samples of some class",
-    }
+    reasons = {"clients": "somebody has to train", "classes_per_client": "a client needs samples of some class"}
     for setting in settings:
         value = getattr(partition, setting)
         if not whole(value) or value < 1:

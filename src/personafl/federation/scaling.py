@@ -19,9 +19,9 @@ _ROWS_AT_ONCE = 4_096
 
 def standardized(fed: Fed) -> Fed:
     """(x − mean)/std with the mean and standard deviation of each feature over all clients' training samples."""
-    if "embedding" in fed.tables:
+    if "embedding" in fed.constants:
         raise ConfigError("normalize = 'standard': x are the rows of a table, not measurements; use none")
-    if "mean" in fed.tables or "std" in fed.tables:
+    if "mean" in fed.constants or "std" in fed.constants:
         raise ConfigError("normalize = 'standard': the features are standardized already; use none")
     count = max(1, int(fed.sizes("train").sum()))
     mean = sum((piece.sum(axis=0) for piece in _training(fed)), np.zeros(fed.x.shape[1:])) / count
@@ -29,20 +29,20 @@ def standardized(fed: Fed) -> Fed:
     # A feature that never changes becomes 0; what rounding leaves of its variance must not be blown up.
     constant = variance <= (1e-6 * mean) ** 2
     std = np.where(constant, 1.0, np.sqrt(variance))
-    tables = {"mean": torch.from_numpy(mean).float(), "std": torch.from_numpy(std).float()}
-    return standardized_as(fed, fed.tables | tables)
+    constants = {"mean": torch.from_numpy(mean).float(), "std": torch.from_numpy(std).float()}
+    return standardized_as(fed, fed.constants | constants)
 
 
-def standardized_as(fed: Fed, tables: Mapping[str, torch.Tensor]) -> Fed:
-    """(x − mean)/std by the tables of another federation: for clients that join later. Without these, as it is."""
-    if not {"mean", "std"} <= tables.keys():
+def standardized_as(fed: Fed, constants: Mapping[str, torch.Tensor]) -> Fed:
+    """(x − mean)/std by the constants of another federation: for clients that join later. Without these, as it is."""
+    if not {"mean", "std"} <= constants.keys():
         return fed
-    mean, std = tables["mean"].numpy(), tables["std"].numpy()
+    mean, std = constants["mean"].numpy(), constants["std"].numpy()
     x = np.empty(fed.x.shape, np.float32)
     for start in range(0, len(x), _ROWS_AT_ONCE):
         x[start : start + _ROWS_AT_ONCE] = (fed.x[start : start + _ROWS_AT_ONCE].numpy() - mean) / std
     whole: Any = fed
-    made: Fed = replace(whole, x=torch.from_numpy(x), tables=dict(tables))
+    made: Fed = replace(whole, x=torch.from_numpy(x), constants=dict(constants))
     return made
 
 

@@ -75,7 +75,7 @@ class Rows:
     ----------
     x, y : arrays
         Float32 features (N, ...) and int64 classes or float32 targets (N,).
-    labels : tuple of str, optional
+    class_names : tuple of str, optional
         The names of the classes, where the table has names for them.
     ids : list of str
         The clients in natural order.
@@ -91,7 +91,7 @@ class Rows:
 
     x: NDArray[np.float32]
     y: NDArray[Any]
-    labels: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None
     ids: list[str]
     owner: Indices
     groups: list[str] | None
@@ -118,8 +118,8 @@ class Rows:
             )
         if partition is not None:
             made = make.from_arrays(
-                self.x, self.y, partition=partition, splits=splits, seed=seed, classes=classes, labels=self.labels,
-                name=name, notes=self.notes,
+                self.x, self.y, partition=partition, splits=splits, seed=seed, classes=classes,
+                name=name, notes=self.notes, class_names=self.class_names,
             )  # fmt: skip
         else:
             if self.part is None:
@@ -136,7 +136,7 @@ class Rows:
                 ids=tuple(self.ids),
                 groups=None if self.groups is None else tuple(self.groups),
                 classes=classes,
-                labels=self.labels,
+                class_names=self.class_names,
                 name=name,
                 notes=tuple(self.notes),
             )
@@ -202,7 +202,7 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     return Rows(
         x=np.concatenate([np.concatenate(x), *one_hot], axis=1) if one_hot else np.concatenate(x),
         y=y,
-        labels=names,
+        class_names=names,
         ids=ids,
         owner=owner,
         groups=None if columns.group is None else _groups(ids, owner, *codes[columns.group]),

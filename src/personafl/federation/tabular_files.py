@@ -35,13 +35,13 @@ class Table:
 
     Attributes
     ----------
-    where : str
+    where
         What it is called in an error.
     schema : pa.Schema
         Its columns. Those of a CSV file have the types that its first rows suggest.
-    read : callable
+    read
         Iterates over the rows, given the columns that are wanted and which of them are numbers.
-    typed : bool
+    typed
         False for a CSV file, where 3 may be a number or a name.
     split : str, optional
         The split that all rows belong to.

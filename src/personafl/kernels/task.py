@@ -66,10 +66,7 @@ def _like(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Objective] = {"cross_entropy": cross_entropy, "mse": squared_error}
-METRICS: dict[str, dict[str, Objective]] = {
-    "cross_entropy": {"correct": correct},
-    "mse": {"abs_error": absolute_error},
-}
+METRICS: dict[str, dict[str, Objective]] = {"cross_entropy": {"correct": correct}, "mse": {"abs_error": absolute_error}}
 
 
 class Task:
@@ -345,12 +342,7 @@ class Task:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _forward(
-        self,
-        module: nn.Module,
-        params: dict[str, Tensor],
-        x: Tensor,
-        key: Tensor | None,
-        weight: Tensor | None,
+        self, module: nn.Module, params: dict[str, Tensor], x: Tensor, key: Tensor | None, weight: Tensor | None
     ) -> Tensor:
         self.frame.enter(key, weight)
         shaped = {n: p.reshape(s) for (n, p), s in zip(params.items(), self.shapes, strict=True)}

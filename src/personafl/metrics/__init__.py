@@ -8,27 +8,14 @@ test data is NaN (or has n = 0) and is left out; what cannot be said is NaN.
     improvement.py      who is better off than with the global and the local model (QoI, PUI, MPI, …)
     fairness.py         how evenly the improvement is spread (AV, CS, entropy, Jain's index)
     detection.py        false alarms and misses, DET curve, relative FA
-    calibration.py      expected calibration error, Brier score
+    calibration.py      expected calibration error
     permutation.py      exact and Monte Carlo tests by swapping two methods' results client by client
-    significance.py     Wilcoxon's test over clients, Holm's correction
-    bootstrap.py        confidence intervals over clients and seeds
+    significance.py     Wilcoxon's test over clients, Holm's correction, mean and standard error over seeds
 
 docs/metrics.md says what each is good for, and which published numbers they reproduce.
 """
 
-from personafl.metrics.bootstrap import (
-    Interval,
-    SeedMean,
-    bootstrap_over_clients,
-    bootstrap_over_seeds,
-    mean_over_seeds,
-)
-from personafl.metrics.calibration import (
-    brier_score,
-    client_brier_scores,
-    client_calibration_errors,
-    expected_calibration_error,
-)
+from personafl.metrics.calibration import client_calibration_errors, expected_calibration_error
 from personafl.metrics.classification import ClientMacroScores, MacroScores, client_macro_scores, macro_scores
 from personafl.metrics.detection import (
     DetCurve,
@@ -63,53 +50,14 @@ from personafl.metrics.performance import (
     worst_accuracy,
 )
 from personafl.metrics.permutation import sign_flip, swap_test
-from personafl.metrics.significance import PairedTest, holm, wilcoxon
+from personafl.metrics.significance import PairedTest, SeedMean, holm, mean_over_seeds, wilcoxon
 
 __all__ = [
-    "BestMean",
-    "ClientMacroScores",
-    "DetCurve",
-    "Evenness",
-    "Fairness",
-    "Improvement",
-    "Interval",
-    "MacroScores",
-    "PairedTest",
-    "Performance",
-    "SeedMean",
-    "accuracies",
-    "average_variance",
-    "best_mean_accuracy",
-    "bootstrap_over_clients",
-    "bootstrap_over_seeds",
-    "brier_score",
-    "client_brier_scores",
-    "client_calibration_errors",
-    "client_macro_scores",
-    "cosine_similarity",
-    "det_curve",
-    "entropy",
-    "equal_error_rate",
-    "error_rates",
-    "expected_calibration_error",
-    "fairness_of",
-    "false_alarm_at",
-    "holm",
-    "improvement_of",
-    "jain_index",
-    "macro_scores",
-    "mean_accuracy",
-    "mean_loss",
-    "mean_over_seeds",
-    "performance_of",
-    "quantile",
-    "quantum_of_improvement",
-    "relative_false_alarm",
-    "sign_flip",
-    "standard_deviation",
-    "swap_test",
-    "top_accuracy",
-    "weighted_accuracy",
-    "wilcoxon",
-    "worst_accuracy",
-]
+    "BestMean", "ClientMacroScores", "DetCurve", "Evenness", "Fairness", "Improvement", "MacroScores", "PairedTest",
+    "Performance", "SeedMean", "accuracies", "average_variance", "best_mean_accuracy", "client_calibration_errors",
+    "client_macro_scores", "cosine_similarity", "det_curve", "entropy", "equal_error_rate", "error_rates",
+    "expected_calibration_error", "fairness_of", "false_alarm_at", "holm", "improvement_of", "jain_index",
+    "macro_scores", "mean_accuracy", "mean_loss", "mean_over_seeds", "performance_of", "quantile",
+    "quantum_of_improvement", "relative_false_alarm", "sign_flip", "standard_deviation", "swap_test",
+    "top_accuracy", "weighted_accuracy", "wilcoxon", "worst_accuracy",
+]  # fmt: skip

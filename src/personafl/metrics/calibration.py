@@ -1,4 +1,4 @@
-"""Whether a model is right as often as it says: expected calibration error and Brier score, pooled and for each client.
+"""Whether a model is right as often as it says: expected calibration error, pooled and for each client.
 
 The samples of N predictions with confidence c_i, right (h_i = 1) or wrong (0), are put into bins by confidence, and
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from personafl.errors import DataError
-from personafl.metrics.inputs import Floats, Integers, aligned, blocks_of_clients, client_sizes, numbers
+from personafl.metrics.inputs import Floats, Integers, aligned, blocks_of_clients, client_sizes
 
 Binning = Literal["width", "mass"]
 
@@ -33,7 +33,7 @@ def expected_calibration_error(
         The probability that the model gives to its own prediction.
     correct : array (N,)
         1 or True where the prediction is right.
-    bins : int
+    bins
         How many.
     binning : {"width", "mass"}
         Bins of the same width, or with the same number of samples.
@@ -90,42 +90,6 @@ def client_calibration_errors(
     return out
 
 
-def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """The Brier score (1/N) Σ_i Σ_c (p_ic − [c = y_i])² over all samples: 0 is perfect, 2 the worst; NaN for none.
-
-    For two classes it is twice the score of the positive class alone.
-
-    Parameters
-    ----------
-    probabilities : array (N, C)
-        What the model gives to each class.
-    labels : array (N,)
-        Classes, 0 … C−1.
-
-    Examples
-    --------
-    >>> brier_score([[1.0, 0.0], [0.5, 0.5]], [0, 1])
-    0.25
-    """
-    losses = _squared_distances(probabilities, labels)
-    return float(losses.mean()) if len(losses) else np.nan
-
-
-def client_brier_scores(probabilities: ArrayLike, labels: ArrayLike, sizes: ArrayLike) -> Floats:
-    """The Brier score of each client; NaN for a client without samples.
-
-    Examples
-    --------
-    >>> client_brier_scores([[1.0, 0.0], [0.5, 0.5]], [0, 1], sizes=[1, 0, 1])
-    array([0. , nan, 0.5])
-    """
-    losses = _squared_distances(probabilities, labels)
-    n = client_sizes(sizes, len(losses))
-    totals = np.bincount(np.repeat(np.arange(len(n)), n), losses, len(n))
-    scores: Floats = np.divide(totals, n, out=np.full(len(n), np.nan), where=n > 0)
-    return scores
-
-
 def _equal_mass(confidence: Floats, row: Integers, sizes: Integers, bins: int) -> Integers:
     """Each sample's bin: the sample of rank r among its client's n goes to ⌊rB/n⌋, and its equals with the first."""
     order = np.lexsort((confidence, row))
@@ -137,13 +101,3 @@ def _equal_mass(confidence: Floats, row: Integers, sizes: Integers, bins: int) -
     which = np.empty(len(c), np.int64)
     which[order] = rank[start] * bins // sizes[client]
     return which
-
-
-def _squared_distances(probabilities: ArrayLike, labels: ArrayLike) -> Floats:
-    p, y = numbers(probabilities, "probabilities", axes=(2,)), numbers(labels, "labels")
-    if len(p) != len(y):
-        raise DataError(f"probabilities has {len(p)} rows and labels has {len(y)} entries; give as many")
-    if not np.isin(y, np.arange(p.shape[1])).all():
-        raise DataError(f"labels must be classes from 0 to {p.shape[1] - 1}, as many as probabilities has columns")
-    of_label = p[np.arange(len(y)), y.astype(np.int64)]
-    return np.asarray((p * p).sum(1) - 2 * of_label + 1, np.float64)

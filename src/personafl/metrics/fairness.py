@@ -39,7 +39,7 @@ class Fairness:
 
     Attributes
     ----------
-    left_out : int
+    left_out
         How many clients have no QoI, for want of test data.
     everybody : Evenness
         Of all the others, those with QoI = 0 among them. Where somebody is worse off, only `av` is a number.

@@ -25,13 +25,13 @@ class Improvement:
 
     Attributes
     ----------
-    clients, left_out : int
+    clients, left_out
         How many clients have a QoI, and how many do not.
-    pui, pud : float
+    pui, pud
         Percentage of clients improved (5.3) and decreased (5.4), between 0 and 100.
-    mpi, api : float
+    mpi, api
         Median and mean (5.5) of QoI over the improved clients, in the unit of QoI; NaN if there are none.
-    mpd, apd : float
+    mpd, apd
         Median and mean (5.6) of QoI over the decreased clients: below 0; NaN if there are none.
     """
 

@@ -22,15 +22,15 @@ class Performance:
 
     Attributes
     ----------
-    clients, left_out : int
+    clients, left_out
         How many clients have test data, and how many do not.
-    weighted_accuracy, mean_accuracy : float
+    weighted_accuracy, mean_accuracy
         Σ correct / Σ n, and the mean of the clients' accuracies.
-    standard_deviation, median : float
+    standard_deviation, median
         Of the clients' accuracies; the standard deviation with M − 1.
-    worst_10, top_10 : float
+    worst_10, top_10
         See `worst_accuracy` and `top_accuracy`; `top_10` is NaN where the numbers of training samples were not given.
-    mean_loss : float
+    mean_loss
         See `mean_loss`; NaN where losses were not given.
     """
 

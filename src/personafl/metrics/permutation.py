@@ -55,7 +55,7 @@ def swap_test(clients: int, statistic: Callable[[Floats], Floats]) -> float:
 
     Parameters
     ----------
-    clients : int
+    clients
         How many clients (or groups of clients) can be swapped.
     statistic : function
         Takes an array (K, clients) with 1 where a client is swapped and 0 where not, and gives for each row how much

@@ -1,8 +1,8 @@
-"""Whether a difference between two methods is more than chance: Wilcoxon's test over clients, Holm's correction.
+"""Whether a difference between two methods is more than chance: Wilcoxon's test over clients, Holm's correction, seeds.
 
 Clients are paired: each has a result with both methods. One federation is one draw of clients, so a small p says that
 the difference would be seen on other clients like these, not that it would be seen with another seed; for that, see
-`mean_over_seeds` and `bootstrap_over_seeds`.
+`mean_over_seeds`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from personafl.errors import DataError
-from personafl.metrics.inputs import Floats, aligned, numbers
+from personafl.metrics.inputs import Floats, aligned, known, numbers
 
 Alternative = Literal["two-sided", "greater", "less"]
 
@@ -22,16 +22,26 @@ LARGEST_EXACT = 50
 """Up to so many pairs p is exact; above, the normal approximation is near enough."""
 
 
+class SeedMean(NamedTuple):
+    """Mean of a metric over seeds, its standard error, Student's 95% interval, and how many seeds there were."""
+
+    mean: float
+    standard_error: float
+    low: float
+    high: float
+    seeds: int
+
+
 class PairedTest(NamedTuple):
     """Result of `wilcoxon`.
 
     Attributes
     ----------
-    p : float
+    p
         How likely a difference at least as large is if the methods are equally good.
-    statistic : float
+    statistic
         W⁺, the sum of the ranks of the pairs in which the first method is better.
-    pairs, zeros, left_out : int
+    pairs, zeros, left_out
         Pairs that differ (the test's n), pairs that do not, and clients for whom one of the two is missing.
     """
 
@@ -88,6 +98,26 @@ def wilcoxon(first: ArrayLike, second: ArrayLike, alternative: Alternative = "tw
     else:
         p = float(stats.wilcoxon(difference, alternative=alternative, method="asymptotic", correction=False).pvalue)
     return PairedTest(p, statistic, pairs, count - pairs, left_out)
+
+
+def mean_over_seeds(values: ArrayLike) -> SeedMean:
+    """Mean of a metric over seeds, with its standard error s/√S, s with S − 1, and Student's 95% interval.
+
+    NaN are left out. With one seed, the error is not known: NaN.
+
+    Examples
+    --------
+    >>> found = mean_over_seeds([0.80, 0.82, 0.84])
+    >>> print(f"{found.mean:.3f} ± {found.standard_error:.4f}, {found.low:.3f} … {found.high:.3f}")
+    0.820 ± 0.0115, 0.770 … 0.870
+    """
+    measured = known(numbers(values, "values"))
+    seeds = len(measured)
+    if seeds < 2:
+        return SeedMean(float(measured[0]) if seeds else np.nan, np.nan, np.nan, np.nan, seeds)
+    mean, error = float(measured.mean()), float(measured.std(ddof=1) / np.sqrt(seeds))
+    reach = float(stats.t.ppf(0.975, seeds - 1)) * error
+    return SeedMean(mean, error, mean - reach, mean + reach, seeds)
 
 
 def holm(p: ArrayLike) -> Floats:

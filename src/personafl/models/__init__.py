@@ -39,18 +39,18 @@ __getattr__ = old_spellings(
 
 
 def initialize(
-    model: Model, shape: Sequence[int], outputs: int, seed: int, tables: Mapping[str, Tensor] = {}
+    model: Model, shape: Sequence[int], outputs: int, seed: int, constants: Mapping[str, Tensor] = {}
 ) -> nn.Module:
     """Build a model whose initial weights depend on the seed alone.
 
     Raises
     ------
     ModelError
-        The model cannot read samples of this shape, or lacks a table that the data should bring.
+        The model cannot read samples of this shape, or lacks a constant that the data should bring.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream_key(seed, "model")) & 0x7FFFFFFFFFFFFFFF)
-        return model.build(shape, outputs, tables)
+        return model.build(shape, outputs, constants)
 
 
 def default_model(shape: Sequence[int]) -> Model:

@@ -15,10 +15,10 @@ class Model(Protocol):
 
     name: ClassVar[str]
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         """A module for samples of this shape with this many outputs.
 
-        `tables` are constants that the data set brings along for all clients, such as word vectors.
+        `constants` are constants that the data set brings along for all clients, such as word vectors.
         """
         ...
 

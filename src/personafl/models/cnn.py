@@ -24,7 +24,7 @@ class CNN:
 
     name: ClassVar[str] = "cnn"
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         before, channels, height, width = image(self.name, shape, smallest=16)
         rest = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         return nn.Sequential(
@@ -54,7 +54,7 @@ class FemnistCNN:
     def __post_init__(self) -> None:
         check("model.hidden", self.hidden, self.hidden >= 1, "at least 1")
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         before, channels, height, width = image(self.name, shape, smallest=4)
         return nn.Sequential(
             *before,

@@ -22,7 +22,7 @@ class MCLR:
 
     name: ClassVar[str] = "mclr"
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
@@ -43,7 +43,7 @@ class MLP:
         check("model.hidden", self.hidden, all(width >= 1 for width in self.hidden), "widths of at least 1")
         check("model.dropout", self.dropout, 0 <= self.dropout < 1, "in [0, 1)")
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(shape)
         for following in self.hidden:
@@ -59,5 +59,5 @@ class LinearModel:
 
     name: ClassVar[str] = "linear"
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         return nn.Linear(math.prod(shape), outputs, bias=False)

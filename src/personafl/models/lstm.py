@@ -39,13 +39,13 @@ class LSTMModel:
         check("model.hidden", self.hidden, self.hidden >= 1, "at least 1")
         check("model.layers", self.layers, self.layers >= 1, "at least 1")
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         if len(shape) not in (1, 2) or 0 in shape:
             raise misfit(self.name, "token ids (steps,) or vectors (steps, features)", shape)
         net: OrderedDict[str, nn.Module] = OrderedDict()
         features = shape[-1]
         if len(shape) == 1:
-            table = _table(tables)
+            table = _table(constants)
             features = table.shape[1]
             net["words"] = WordVectors(table)
         for layer in range(1, self.layers + 1):
@@ -56,8 +56,8 @@ class LSTMModel:
         return nn.Sequential(net)
 
 
-def _table(tables: Mapping[str, Tensor]) -> Tensor:
-    table = tables.get("embedding")
+def _table(constants: Mapping[str, Tensor]) -> Tensor:
+    table = constants.get("embedding")
     if table is None:
         raise ModelError("model lstm needs word vectors; data sent140 brings them")
     if table.dim() != 2 or 0 in table.shape:

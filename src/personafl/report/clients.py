@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from personafl.report.numbers import floats, rounded
+from personafl.report.numbers import rounded
 from personafl.runs.run import Run
+from personafl.study.judgement import floats
 
 MOST_VALUES = 150_000
 """Clients × runs beyond which only every so-many-th client is shown, so that a page stays small."""

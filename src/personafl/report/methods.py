@@ -13,8 +13,10 @@ from safetensors import SafetensorError, safe_open
 from scipy.special import ndtr, ndtri
 
 from personafl import metrics
-from personafl.report.numbers import Floats, floats, rounded
+from personafl.report.numbers import rounded
 from personafl.runs.run import Run
+from personafl.study.differences import Floats
+from personafl.study.judgement import floats
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 MOST_BLOCKS = 100

@@ -6,10 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
 
 
 def rounded(values: Iterable[Any], digits: int = 5) -> list[float | int | None]:
@@ -26,8 +22,3 @@ def rounded(values: Iterable[Any], digits: int = 5) -> list[float | int | None]:
         short = float(f"{float(value):.{digits}g}")
         out.append(int(short) if short == int(short) and abs(short) < 2**53 else short)
     return out
-
-
-def floats(table: pa.Table, column: str) -> Floats:
-    """A column as float64, null as NaN."""
-    return np.asarray(table.column(column).to_numpy(zero_copy_only=False), np.float64)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from personafl.report.numbers import floats
 from personafl.report.runs import Reported
 from personafl.runs.run import Run
 from personafl.settings import Schedule
+from personafl.study.judgement import floats
 
 _OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
 _SHARED = ("data", "partition", "splits", *(f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD))

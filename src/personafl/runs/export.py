@@ -51,8 +51,8 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     if not run.complete:
         raise RunError(f"{run.path} has no models yet: the run is not finished; continue it with --resume")
     rows = {row["client"]: row for row in run.clients().to_pylist()}
-    if strangers := [client for client in clients if client not in rows]:
-        raise DataError(f"{run.path} has no client {strangers[0]!r}; the first are {', '.join(list(rows)[:3])}")
+    if unknown := [client for client in clients if client not in rows]:
+        raise DataError(f"{run.path} has no client {unknown[0]!r}; the first are {', '.join(list(rows)[:3])}")
     targets = {c: {f: folder / f"{file_name(c)}{SUFFIX[f]}" for f in formats} for c in clients}
     cards = {c: folder / f"{file_name(c)}.json" for c in clients}
     for path in (*cards.values(), *(p for each in targets.values() for p in each.values())):
@@ -109,8 +109,8 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
 
 def _normalization(run: Run) -> dict[str, Any] | None:
     """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
-    if {"mean", "std"} <= run.tables.keys():
-        return {"how": "(x - mean) / std", **{name: run.tables[name].tolist() for name in ("mean", "std")}}
+    if {"mean", "std"} <= run.constants.keys():
+        return {"how": "(x - mean) / std", **{name: run.constants[name].tolist() for name in ("mean", "std")}}
     how = run.manifest.get("data", {}).get("normalize")
     return None if how in (None, "none") else {"how": f"normalize = {how!r} of data {run.manifest['data']['name']!r}"}
 

@@ -155,7 +155,7 @@ class Run:
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         """The data of newcomers {id: (x, y)}, checked against the model of the run."""
-        return newcomer_federation(data, self.algorithm, self.manifest["resolved"], self.tables)
+        return newcomer_federation(data, self.algorithm, self.manifest["resolved"], self.constants)
 
     def personalize_all(self, federation: Federation) -> Tensor:
         """As `personalize`, for all newcomers of a federation: a parameter vector for each, (K, P)."""
@@ -204,7 +204,7 @@ class Run:
             ) from error
 
     @property
-    def tables(self) -> dict[str, Tensor]:
+    def constants(self) -> dict[str, Tensor]:
         """What the data had for the model, such as word vectors; nothing for most data."""
         path = self.folder.models / "tables.safetensors"
         if path.exists():
@@ -225,7 +225,7 @@ class Run:
                     raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
                 model = self._known("model", "module", MODELS)
                 module = initialize(
-                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.tables
+                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.constants
                 )
             self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task

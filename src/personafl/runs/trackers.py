@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from personafl.errors import ConfigError
 from personafl.files import disk_errors
 from personafl.states import State
+from personafl.storage.folder import flat
 from personafl.training.events import Listener
 
 log = logging.getLogger("personafl")
@@ -69,7 +70,7 @@ class TensorBoard(Listener):
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
         self._around, self._round = sys.exception(), round
-        settings = "\n".join(f"    {key} = {value}" for key, value in _flat(manifest).items())
+        settings = "\n".join(f"    {key} = {value}" for key, value in _texts(manifest).items())
         with disk_errors(self.folder, "writing"):
             # TensorBoard drops what came from this step on, which is what a resumed run makes again.
             self._writer = self._make(str(self.folder), purge_step=round + 1)
@@ -135,7 +136,7 @@ class MLflow(Listener):
     def started(self, manifest: dict[str, Any], round: int) -> None:
         self._around = sys.exception()
         self._logged: set[tuple[str, int]] = set()
-        settings = _flat(manifest)
+        settings = _texts(manifest)
         parameters = {key: value for key, value in settings.items() if key.split(".")[0] not in _MAY_CHANGE}
         lasting = [settings[key] for key in ("created", "seed", "algorithm.name", "resolved.fingerprint")]
         tags = {f"personafl.{key}": value for key, value in settings.items() if key not in parameters}
@@ -240,17 +241,6 @@ def _imported(module: str, extra: str, name: str) -> Any:
         ) from None
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """The manifest with dotted keys, its values as text; what is not set is left out."""
-    out: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            out[f"{prefix}{key}"] = str(value)
-    return out
-
-
 def _in_flight(around: BaseException | None) -> BaseException | None:
     """What is ending the run, if it is an exception; one that the caller was handling before the run is not."""
     error = sys.exception()
@@ -259,3 +249,8 @@ def _in_flight(around: BaseException | None) -> BaseException | None:
 
 def _first_line(error: BaseException | None) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _texts(manifest: dict[str, Any]) -> dict[str, str]:
+    """The manifest with dotted keys, its values as text; what is not set is left out."""
+    return {key: str(value) for key, value in flat(manifest).items() if value is not None}

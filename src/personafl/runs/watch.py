@@ -20,7 +20,7 @@ from personafl.errors import RunError
 from personafl.runs.run import Run
 from personafl.storage.folder import RunFolder
 
-State = Literal["starting", "going on", "stopped", "finished"]
+RunState = Literal["starting", "going on", "stopped", "finished"]
 
 # Seconds of silence after which a run whose lock nobody is seen to hold is taken for stopped: while the length of a
 # round is not known yet, and at least, where three times the slowest recent round is less.
@@ -73,14 +73,14 @@ class WatchedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state: State = "starting"
+        self.state: RunState = "starting"
         self.manifest: dict[str, Any] = {}
         self.records: list[dict[str, Any]] = []
         """The lines of rounds.jsonl, each with what timings.jsonl says of the round."""
         folder = RunFolder(path)
         self._rounds, self._timings = Lines(folder.rounds_file), Lines(folder.timings_file)
         self._seconds: dict[int, dict[str, Any]] = {}
-        self._told = 0
+        self._reported = 0
 
     def look(self) -> None:
         """Bring everything up to date."""
@@ -91,7 +91,7 @@ class WatchedRun:
         again, records = self._rounds.new()
         self.records = records if again else self.records + records
         if again:  # a resumed run drops what came after its checkpoint
-            self._told = min(self._told, self.round)
+            self._reported = min(self._reported, self.round)
         for record in self.records[-len(records) - 1 :]:  # the times of a round come a moment after its record
             record |= self._seconds.get(record["round"], {})
         if complete and not held:
@@ -102,10 +102,10 @@ class WatchedRun:
             self.state = "stopped"
 
     def news(self) -> list[dict[str, Any]]:
-        """The records that were not told yet."""
+        """The records that were not given out yet."""
         ready = [r for r in self.records if "round_seconds" in r or self.state in ("stopped", "finished")]
-        new = [record for record in ready if record["round"] > self._told]
-        self._told = new[-1]["round"] if new else self._told
+        new = [record for record in ready if record["round"] > self._reported]
+        self._reported = new[-1]["round"] if new else self._reported
         return new
 
     # --- what people want to know --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class RunFolder:
 
     def check_same(self, manifest: dict[str, Any]) -> None:
         """Refuse to continue a run under other settings than it was started with."""
-        old, new = _flat(self.manifest()), _flat(_without_none(manifest))
+        old, new = flat(self.manifest()), flat(_without_none(manifest))
         for key in sorted(old.keys() | new.keys()):
             if key.endswith(".class") and key not in old:  # a run of an earlier version
                 continue
@@ -176,10 +176,10 @@ class RunFolder:
         if clients:
             write_text(self.models / "others.json", json.dumps(list(clients)))
 
-    def write_tables(self, tables: State) -> None:
+    def write_constants(self, constants: State) -> None:
         """Keep what the model needs besides its parameters, such as word vectors, with the run."""
-        if tables:
-            self.write_models("tables", tables, {})
+        if constants:
+            self.write_models("tables", constants, {})
 
     # --- the end of a run ------------------------------------------------------------------------------------
 
@@ -285,10 +285,11 @@ def _checksum(path: Path) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table of tables with dotted keys."""
     out: dict[str, Any] = {}
     for key, value in table.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return out
 
 

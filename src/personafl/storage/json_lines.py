@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from personafl.files import disk_errors, private_opener, sync_folder, write_atomically
+from personafl.files import disk_errors, private_opener, sync, write_atomically
 
 
 class JsonLines:
@@ -46,7 +46,7 @@ class JsonLines:
                 with open(self.path, "rb+") as file:
                     os.fsync(file.fileno())
                 if not self._named:  # the file, and its name in the folder
-                    sync_folder(self.path.parent)
+                    sync(self.path.parent)
                     self._named = True
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 

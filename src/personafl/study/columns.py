@@ -56,7 +56,6 @@ COLUMNS = (
     Column("megabytes", "MB", "sent up and down in one run, all clients", -1, ".1f"),
 )
 BY_KEY = {column.key: column for column in COLUMNS}
-QOI = ("pui", "pud", "api", "mpi", "apd", "mpd")
 EVENNESS = ("av", "cs", "entropy", "ji")
 COSTS = ("steps", "gradients", "seconds", "megabytes")
 NO_CONTEST = ("api", "mpi", "apd", "mpd", *EVENNESS, *COSTS)

@@ -9,7 +9,7 @@ import numpy as np
 from personafl import metrics
 from personafl.runs.run import Run
 from personafl.study.differences import LEVEL
-from personafl.study.judgement import accuracy_of
+from personafl.study.judgement import accuracy_of, floats
 from personafl.study.launch import Comparison
 from personafl.study.plan import HELD_BACK, Plan, plan
 
@@ -78,10 +78,7 @@ def _why(found: Comparison, best: str, second: str) -> str:
 def _held_back(runs: dict[int, Run]) -> Any:
     """Each client's accuracy on what was held back: the mean over seeds, as these have samples in common."""
     tables = [run.clients() for run in runs.values()]
-    correct, n = (
-        np.array([np.asarray(t.column(name).to_numpy(zero_copy_only=False), np.float64) for t in tables])
-        for name in ("personal_held_correct", "n_held")
-    )
+    correct, n = (np.array([floats(table, name) for table in tables]) for name in ("personal_held_correct", "n_held"))
     correct, n = np.nan_to_num(correct).sum(0), n.sum(0)
     return np.divide(correct, n, out=np.full(len(n), np.nan), where=n > 0)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from personafl.errors import RunError
 from personafl.runs.run import Run
+from personafl.study.judgement import floats
 
 PROFITS, GIVES, ALONE, UNKNOWN = "profits", "gives", "as well alone", "not known yet"
 
@@ -48,18 +49,15 @@ def gains(run: Run, threshold: float = 1.1) -> Gains:
         name = run.manifest["algorithm"]["name"]
         raise RunError(f"{run.path} was trained by {name}, which does not estimate GAIN: train with selffl")
 
-    def column(name: str) -> NDArray[np.float64]:
-        return np.asarray(table.column(name).to_numpy(zero_copy_only=False), np.float64)
-
-    gain, weight = column("gain"), column("weight")
+    gain, weight = floats(table, "gain"), floats(table, "weight")
     known = np.isfinite(gain)
     middle = float(np.median(weight[known])) if known.any() else 0.0
     verdict = [
         UNKNOWN if not ok else PROFITS if g >= threshold else GIVES if w > middle else ALONE
         for ok, g, w in zip(known, gain, weight, strict=True)
     ]
-    samples, steps = column("n_train").astype(np.int64), column("steps").astype(np.int64)
-    return Gains(table.column("client").to_pylist(), samples, column("sigma2"), gain, weight, steps, verdict)
+    samples, steps = floats(table, "n_train").astype(np.int64), floats(table, "steps").astype(np.int64)
+    return Gains(table.column("client").to_pylist(), samples, floats(table, "sigma2"), gain, weight, steps, verdict)
 
 
 def sentence(found: Gains, threshold: float) -> str:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from scipy import stats
 
 from personafl import metrics
 from personafl.errors import PersonaflError
 from personafl.runs.run import Run
-
-Floats = NDArray[np.float64]
-LEVEL = 0.05
+from personafl.study.differences import LEVEL, Floats
+from personafl.study.judgement import floats
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Check:
 def check(run: Run) -> Check:
     """Measure a Self-FL run against chance, and against training alone where such a run lies beside it."""
     table = run.clients()
-    split = "val" if _column(table, "n_val").sum() > 0 else "test"
+    split = "val" if floats(table, "n_val").sum() > 0 else "test"
     n, together, accuracy = _scores(table, split)
     other = run_alone(run)
     alone = None if other is None else _scores(other.clients(), split)[1]
@@ -121,16 +119,16 @@ def _alone(file: Path, run: Run) -> Run | None:
 
 def _scores(table: pa.Table, split: str) -> tuple[Floats, Floats, bool]:
     """Samples and accuracy (or loss) of each client; and whether it is an accuracy."""
-    prefix, n = "personal_" if split == "test" else "personal_val_", _column(table, f"n_{split}")
+    prefix, n = "personal_" if split == "test" else "personal_val_", floats(table, f"n_{split}")
     if f"{prefix}correct" not in table.column_names:
-        return n, _column(table, f"{prefix}loss"), False
-    return n, metrics.accuracies(_column(table, f"{prefix}correct"), n), True
+        return n, floats(table, f"{prefix}loss"), False
+    return n, metrics.accuracies(floats(table, f"{prefix}correct"), n), True
 
 
 def _chance(run: Run) -> float | None:
     """How often the most frequent class is right; without predictions, the share of one of so many classes."""
     if (predictions := run.predictions()) is not None and len(predictions):
-        return float(np.unique(_column(predictions, "label"), return_counts=True)[1].max() / len(predictions))
+        return float(np.unique(floats(predictions, "label"), return_counts=True)[1].max() / len(predictions))
     classes = run.manifest["resolved"].get("classes")
     return 1 / classes if classes else None
 
@@ -155,7 +153,7 @@ def _work(run: Run, other: Run) -> tuple[float, float] | None:
     tables = (run.clients(), other.clients())
     if not all("gradients" in table.column_names for table in tables):
         return None
-    together, alone = (float(np.nanmean(_column(table, "gradients"))) for table in tables)
+    together, alone = (float(np.nanmean(floats(table, "gradients"))) for table in tables)
     return together, alone
 
 
@@ -169,7 +167,3 @@ def _mean(found: Check, values: Floats) -> str:
     known = (found.n > 0) & np.isfinite(values)
     mean = float((found.n * values)[known].sum() / found.n[known].sum()) if known.any() else np.nan
     return f"{mean:.1%} right" if found.accuracy else f"a loss of {mean:.4g}"
-
-
-def _column(table: pa.Table, name: str) -> Floats:
-    return np.asarray(table.column(name).to_numpy(zero_copy_only=False), np.float64)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from personafl import metrics
 from personafl.errors import RunError
 from personafl.runs.run import Run
+from personafl.storage.folder import flat
 from personafl.study.columns import BY_KEY, COLUMNS, EVENNESS, Column
 from personafl.study.differences import (
     Difference,
@@ -150,18 +151,18 @@ def measure(
     table = run.clients()
     found = _costs(run, table)
     if f"{who}_loss" in table.column_names:
-        found["loss"] = metrics.mean_loss(_floats(table, f"{who}_loss"), _floats(table, "n_test"))
+        found["loss"] = metrics.mean_loss(floats(table, f"{who}_loss"), floats(table, "n_test"))
     if f"{who}_correct" not in table.column_names:
         return found
-    correct, n = np.nan_to_num(_floats(table, f"{who}_correct")), _floats(table, "n_test")
-    found |= columns_of(correct, n, _floats(table, "n_train"), local, common)
+    correct, n = np.nan_to_num(floats(table, f"{who}_correct")), floats(table, "n_test")
+    found |= columns_of(correct, n, floats(table, "n_train"), local, common)
     found["bmta"] = metrics.best_mean_accuracy(mean_accuracies(run, who)[1]).best
     if who == "personal" and "global_accuracy" in (score := run.score):
         found["global_accuracy"] = score["global_accuracy"]
     if (predictions := run.predictions()) is not None and f"{who}_class" in predictions.column_names:
-        label, said = (_floats(predictions, name) for name in ("label", f"{who}_class"))
+        label, said = (floats(predictions, name) for name in ("label", f"{who}_class"))
         found["f1"] = metrics.macro_scores(label.astype(np.int64), said.astype(np.int64)).f1
-        confidence = _floats(predictions, f"{who}_confidence")
+        confidence = floats(predictions, f"{who}_confidence")
         found["ece"] = metrics.expected_calibration_error(confidence, label == said)
     return found
 
@@ -191,14 +192,14 @@ def accuracy_of(run: Run, who: str = "personal") -> Floats | None:
     table = run.clients()
     if f"{who}_accuracy" not in table.column_names or table.column(f"{who}_correct").null_count == len(table):
         return None
-    return _floats(table, f"{who}_accuracy")
+    return floats(table, f"{who}_accuracy")
 
 
 def mean_accuracies(run: Run, who: str = "personal") -> tuple[list[int], list[float]]:
     """The rounds that were evaluated, and the mean over clients of the test accuracy at each."""
     table = run.folder.clients()
-    rounds = _floats(table, "round").astype(np.int64)
-    accuracy = metrics.accuracies(np.nan_to_num(_floats(table, f"{who}_correct")), _floats(table, "n_test"))
+    rounds = floats(table, "round").astype(np.int64)
+    accuracy = metrics.accuracies(np.nan_to_num(floats(table, f"{who}_correct")), floats(table, "n_test"))
     which, place = np.unique(rounds, return_inverse=True)
     known = ~np.isnan(accuracy)
     sums = np.bincount(place[known], accuracy[known], len(which))
@@ -224,7 +225,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
 
     Such methods are named by the settings in which they differ: `ditto (lam=0.1)`, `ditto (lam=1)`.
     """
-    settings = [_flat({k: v for k, v in run.manifest.items() if k not in _OF_A_RUN}) for run in runs]
+    settings = [flat({k: v for k, v in run.manifest.items() if k not in _OF_A_RUN}) for run in runs]
     names = [str(run.manifest["algorithm"]["name"]) for run in runs]
     out: dict[str, dict[int, Run]] = {}
     for name in dict.fromkeys(names):
@@ -249,11 +250,11 @@ _OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "mod
 def _outcome(results: Results, row: Row, seed: int, run: Run) -> Outcome:
     local, common = _references(results, row.method, seed) if row.model == "personal" else (None, None)
     table, accuracy = run.clients(), accuracy_of(run, row.model)
-    n = _floats(table, "n_test")
+    n = floats(table, "n_test")
     if accuracy is None:
-        points, qoi = -n * _floats(table, f"{row.model}_loss"), None
+        points, qoi = -n * floats(table, f"{row.model}_loss"), None
     else:
-        points, known = _floats(table, f"{row.model}_correct"), local is not None and common is not None
+        points, known = floats(table, f"{row.model}_correct"), local is not None and common is not None
         qoi = metrics.quantum_of_improvement(accuracy, common, local) if known else None  # type: ignore[arg-type]
     ids = [str(client) for client in table.column("client").to_pylist()]
     points = np.where(n > 0, points, np.nan)
@@ -286,16 +287,10 @@ def _costs(run: Run, table: pa.Table) -> dict[str, float]:
     if active := sum(count for _, count in taken):
         found["steps"] = sum(steps * count for steps, count in taken) / active
     if "gradients" in table.column_names and table.column("gradients").null_count < len(table):
-        found["gradients"] = float(np.nanmean(_floats(table, "gradients")))
+        found["gradients"] = float(np.nanmean(floats(table, "gradients")))
     return found
 
 
-def _floats(table: pa.Table, column: str) -> Floats:
+def floats(table: pa.Table, column: str) -> Floats:
+    """A column as float64, null as NaN."""
     return np.asarray(table.column(column).to_numpy(zero_copy_only=False), np.float64)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return out

@@ -53,8 +53,7 @@ class RunFiles(Listener):
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         self.folder.append("rounds.jsonl", record)
         self.folder.append(
-            "timings.jsonl",
-            {"round": record["round"], **{f"{k}_seconds": round(v, 6) for k, v in seconds.items()}},
+            "timings.jsonl", {"round": record["round"], **{f"{k}_seconds": round(v, 6) for k, v in seconds.items()}}
         )
 
 

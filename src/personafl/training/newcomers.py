@@ -38,7 +38,7 @@ def newcomer_federation(
     """
     splits = (0.8, 0.2, 0.0) if needs_validation(algorithm) else (1.0, 0.0, 0.0)
     federation = Federation.from_clients(
-        data, splits=splits, classes=resolved.get("classes"), name="newcomers", tables=constants
+        data, splits=splits, classes=resolved.get("classes"), name="newcomers", constants=constants
     )
     shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
     if shape != expected:

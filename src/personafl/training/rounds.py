@@ -60,7 +60,7 @@ def run_rounds(
         folder.write_manifest(manifest)
     else:
         folder.create(manifest)
-    folder.write_tables(origin.constants)
+    folder.write_constants(origin.constants)
     runner.run()
 
 

@@ -62,7 +62,7 @@ class Live:
         self.deployment = Deployment(folder / "federation", data=folder / "data", proxy=find_nginx() is not None)
         self.federation: Federation = self.deployment.federation
         for name in SITES:  # Self-FL takes single steps here, of 8 samples
-            with open(self.deployment.site_folder(name) / "site.toml", "a", encoding="utf-8") as file:
+            with open(self.deployment.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
                 file.write("\nleast_samples = 8\n")
         self._runs = 0
         self._seen: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Live:
             if deployment.processes[name].code is not None:
                 deployment.restart_site(name, PATIENCE)
             for what in ("state", "models"):
-                shutil.rmtree(deployment.site_folder(name) / what, ignore_errors=True)
+                shutil.rmtree(deployment.layout.site(name) / what, ignore_errors=True)
         if deployment.run_folder.exists():
             self._runs += 1
             deployment.run_folder.rename(deployment.layout.folder / f"run-{self._runs}")
@@ -144,7 +144,7 @@ class Live:
         return load_file(files[max(files)])
 
     def _states(self, name: str) -> dict[int, Path]:
-        found = self.deployment.site_folder(name).rglob("state/*/round-*.safetensors")
+        found = self.deployment.layout.site(name).rglob("state/*/round-*.safetensors")
         return {int(path.stem[6:]): path for path in found}
 
     def dropped(self) -> dict[int, dict[str, str]]:
@@ -153,7 +153,7 @@ class Live:
 
     def model(self, name: str) -> dict[str, Any]:
         """The personalized model on a site's disk."""
-        (file,) = self.deployment.site_folder(name).rglob("models/personal.safetensors")
+        (file,) = self.deployment.layout.site(name).rglob("models/personal.safetensors")
         return load_file(file)
 
 

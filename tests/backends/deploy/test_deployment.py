@@ -171,7 +171,7 @@ def supernode(deployment, log, *arguments, address=None):
 @pytest.mark.slow
 def test_a_registered_key_is_let_in(deployment, tmp_path):
     """The same command as in the refusals below, with everything right: they are refused for what they lack."""
-    site = deployment.site_folder("north")
+    site = deployment.layout.site("north")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
     assert "SuperNode ID:" in supernode(deployment, tmp_path / "log", *arguments)[1]
 
@@ -180,14 +180,14 @@ def test_a_registered_key_is_let_in(deployment, tmp_path):
 @pytest.mark.parametrize("side", ["address", "private"])
 def test_a_node_without_a_key_is_refused(deployment, tmp_path, side):
     """By nginx, and by the SuperLink itself."""
-    trusted = ("--root-certificates", deployment.site_folder("north") / "ca.crt")
+    trusted = ("--root-certificates", deployment.layout.site("north") / "ca.crt")
     code, said = supernode(deployment, tmp_path / "log", *trusted, address=getattr(deployment.layout, side))
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
 @pytest.mark.slow
 def test_an_unregistered_key_is_refused(deployment, tmp_path):
-    site = deployment.site_folder("south")
+    site = deployment.layout.site("south")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
     code, said = supernode(deployment, tmp_path / "log", *arguments)
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
@@ -196,7 +196,7 @@ def test_an_unregistered_key_is_refused(deployment, tmp_path):
 @pytest.mark.slow
 def test_a_site_that_trusts_another_authority_does_not_join(deployment, tmp_path):
     other = init_federation(tmp_path / "other", ["north"]).site("north")
-    key = deployment.site_folder("north") / "node.key"
+    key = deployment.layout.site("north") / "node.key"
     arguments = ("--root-certificates", other / "ca.crt", "--auth-supernode-private-key", key)
     code, said = supernode(deployment, tmp_path / "log", *arguments)
     assert code == 1 and "CERTIFICATE_VERIFY_FAILED" in said and "SuperNode ID:" not in said
@@ -226,7 +226,7 @@ def public_key(deployment, name="north"):
 def ask(deployment, path, method="POST", address=None, body=b"", key=None):
     """The status of an answer; the path is sent letter by letter."""
     address = address or deployment.layout.address
-    context = ssl.create_default_context(cafile=str(deployment.site_folder("north") / "ca.crt"))
+    context = ssl.create_default_context(cafile=str(deployment.layout.site("north") / "ca.crt"))
     host, _, port = address.partition(":")
     with (
         socket.create_connection((host, int(port)), 10) as plain,
@@ -302,7 +302,7 @@ def test_who_names_no_key_of_a_site_does_not_get_as_far_as_flower(deployment):
 
 def test_more_than_a_piece_of_an_array_is_refused(deployment):
     """What a site says it will send is refused before it is sent."""
-    context = ssl.create_default_context(cafile=str(deployment.site_folder("north") / "ca.crt"))
+    context = ssl.create_default_context(cafile=str(deployment.layout.site("north") / "ca.crt"))
     connection = http.client.HTTPSConnection(deployment.layout.address, timeout=10, context=context)
     connection.putrequest("POST", "/v1/fleet/push-object")
     connection.putheader("Content-Length", str(10**6))
@@ -314,7 +314,7 @@ def test_more_than_a_piece_of_an_array_is_refused(deployment):
 def test_flowers_own_program_cannot_start_a_run_in_public(deployment, tmp_path):
     home = tmp_path / "flower"
     home.mkdir()
-    ca = deployment.site_folder("north") / "ca.crt"
+    ca = deployment.layout.site("north") / "ca.crt"
     flwr = shutil.which("flwr", path=str(Path(sys.executable).parent))
     environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
     environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
@@ -328,7 +328,7 @@ def test_flowers_own_program_cannot_start_a_run_in_public(deployment, tmp_path):
 
 
 def test_a_site_sees_the_federation_with_site_check(deployment):
-    found = {f.what: f for f in check_site(deployment.site_folder("north") / "site.toml", connect=True)}
+    found = {f.what: f for f in check_site(deployment.layout.site("north") / "site.toml", connect=True)}
     assert found["connection"].state == "good"
     assert not [finding for finding in found.values() if finding.state == "bad"]
 

@@ -178,7 +178,7 @@ def test_a_process_that_was_given_up_and_goes_on_later_does_no_harm(live, tmp_pa
 @pytest.fixture
 def small_disk(live):
     """A disk of a few pages that west keeps its state on."""
-    place, settings = live.deployment.site_folder("west") / "disk", live.deployment.site_folder("west") / "site.toml"
+    place, settings = live.deployment.layout.site("west") / "disk", live.deployment.layout.site("west") / "site.toml"
     text = settings.read_text()
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", place], capture_output=True)
@@ -308,7 +308,7 @@ def test_what_a_harmful_site_sends_is_refused_by_name_and_the_rounds_go_on(live,
 def tap(live):
     """Sites that reach the server by way of a tap."""
     deployment = live.deployment
-    files = {name: deployment.site_folder(name) / "connection.env" for name in SITES}
+    files = {name: deployment.layout.site(name) / "connection.env" for name in SITES}
     before = {name: file.read_text() for name, file in files.items()}
     tap = Tap(deployment.layout.operator, deployment.layout.address)
     deployment.stop(*SITES)

@@ -76,7 +76,7 @@ def node_id(live, name):
 
 def push_as(live, name, message):
     """Push a message with the key of a site, as whatever it says that it is."""
-    site = live.deployment.site_folder(name)
+    site = live.deployment.layout.site(name)
     key = load_ssh_private_key((site / "node.key").read_bytes(), None)
     node = Node(node_id=node_id(live, name))
     interceptors = [
@@ -140,7 +140,7 @@ def test_a_site_cannot_command_another_through_flower(live):
     live.end()
     assert not live.dropped()
     assert not any(bool((value == 666).any()) for value in live.model("north").values())
-    assert len(list(live.deployment.site_folder("north").glob("state/*"))) == 1  # of the true run
+    assert len(list(live.deployment.layout.site("north").glob("state/*"))) == 1  # of the true run
 
 
 # --- a site that says it is another
@@ -149,7 +149,7 @@ def test_a_site_cannot_command_another_through_flower(live):
 @pytest.fixture
 def posing_site(live):
     """West with its own key and north's name."""
-    settings = live.deployment.site_folder("west") / "site.toml"
+    settings = live.deployment.layout.site("west") / "site.toml"
     text = settings.read_text()
     live.deployment.stop("west")
     settings.write_text(text.replace('id = "west"', 'id = "north"'))
@@ -222,7 +222,7 @@ def test_another_user_gets_no_task_from_a_supernode(live):
         headers = version_headers()
         status, body = ask_for_a_task(live, "west", headers=headers)
         assert status == 401 and b"token" not in body.lower().replace(b"runtime_token", b"")
-        secret = derive_auth_secret((live.deployment.site_folder("west") / "runtime" / "secret").read_bytes())
+        secret = derive_auth_secret((live.deployment.layout.site("west") / "runtime" / "secret").read_bytes())
         proof = create_superexec_auth_metadata(
             auth_secret=secret,
             method="/flwr.proto.Runtime/AcquireTask",
@@ -258,7 +258,7 @@ def test_no_token_is_on_a_command_line(live):
 
 def flood(live, path, headers, size=MUCH, times=40):
     """So many requests at once; the statuses of those that were answered."""
-    context = ssl.create_default_context(cafile=str(live.deployment.site_folder("north") / "ca.crt"))
+    context = ssl.create_default_context(cafile=str(live.deployment.layout.site("north") / "ca.crt"))
     body, statuses = bytes(size), []
 
     def send():

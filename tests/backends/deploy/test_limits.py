@@ -23,12 +23,12 @@ def live(tmp_path_factory):
 
 
 def ledger(live, name):
-    return Ledger(live.deployment.site_folder(name), name).entries()
+    return Ledger(live.deployment.layout.site(name), name).entries()
 
 
 def insist(live, name, line):
     """A line in the file of a site, which it reads when its next message comes."""
-    with open(live.deployment.site_folder(name) / "site.toml", "a", encoding="utf-8") as file:
+    with open(live.deployment.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
 

@@ -13,11 +13,11 @@ import torch
 
 import personafl as pf
 from personafl.config import parse
-from personafl.data import IID, Natural, Sent140, build
-from personafl.data.sources import sent140
+from personafl.data import IID, Natural, build
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.jobs import train_config
-from personafl_papers.data.sent140 import ARCHIVE, SMALL, TWEETS
+from personafl_papers.data import sent140
+from personafl_papers.data.sent140 import ARCHIVE, SMALL, TWEETS, Sent140
 from personafl_papers.data.text import Vocabulary
 from personafl_papers.data.vectors import GLOVE
 
@@ -68,9 +68,9 @@ def write(folder, form):
 def test_tweets_become_numbers_of_their_words(folder, form):
     write(folder, form)
     samples = loaded()
-    words = Vocabulary.from_array(samples.tables["vocabulary"]).words
+    words = Vocabulary.from_array(samples.constants["vocabulary"]).words
     assert words == (",", "good", "is", "not", "café")  # the most frequent first, then as they come
-    table = samples.tables["embedding"]
+    table = samples.constants["embedding"]
     assert table.dtype == np.float32
     assert table.tolist() == [[0, 0], [1, 2], [5, 6], [9, 10], [3, 4], [7, 8]]
     assert samples.x.tolist() == [
@@ -87,7 +87,7 @@ def test_tweets_become_numbers_of_their_words(folder, form):
 def test_the_vocabulary_encodes_a_text_as_the_data_was(folder):
     write(folder, "csv")
     samples = loaded()
-    vocabulary = Vocabulary.from_array(samples.tables["vocabulary"])
+    vocabulary = Vocabulary.from_array(samples.constants["vocabulary"])
     assert vocabulary.encode(["is, well, good"], tokens=6).tolist() == samples.x[3:].tolist()
 
 
@@ -95,7 +95,7 @@ def test_the_small_layout_is_read_too(folder):
     (folder / f"{SMALL}.gz").write_bytes(gzip.compress(SMALL_ROWS))
     samples = loaded()
     assert samples.clients.tolist() == ["user-1", "user-2", "user-1"] and samples.notes == ()
-    words = ("", *Vocabulary.from_array(samples.tables["vocabulary"]).words)
+    words = ("", *Vocabulary.from_array(samples.constants["vocabulary"]).words)
     assert [[words[token] for token in row if token] for row in samples.x] == [["not", ","], ["good"], ["café"]]
 
 
@@ -113,7 +113,7 @@ def test_a_tweet_counts_once_and_not_at_all_under_both_labels(folder):
     samples = loaded()
     assert samples.y.tolist() == [1, 0, 0] and samples.clients.tolist() == ["user-1", "user-1", "user-2"]
     assert samples.notes == ("data sent140: tweets left out: 1 under both labels, 2 repeated",)
-    assert Vocabulary.from_array(samples.tables["vocabulary"]).words == ("good",)
+    assert Vocabulary.from_array(samples.constants["vocabulary"]).words == ("good",)
 
 
 def test_the_second_load_reads_neither_tweets_nor_vectors(folder, monkeypatch):
@@ -128,7 +128,7 @@ def test_the_second_load_reads_neither_tweets_nor_vectors(folder, monkeypatch):
     for what in ("x", "y", "clients"):
         assert np.array_equal(getattr(first, what), getattr(second, what))
     assert first.notes == second.notes
-    assert np.array_equal(first.tables["embedding"], second.tables["embedding"])
+    assert np.array_equal(first.constants["embedding"], second.constants["embedding"])
     with pytest.raises(AssertionError):
         loaded(tokens=5)
 
@@ -199,10 +199,10 @@ def test_users_are_the_clients_unless_a_partition_is_given(folder):
     source = Sent140(vectors="mini.txt", tokens=6)
     natural = build(source)
     assert natural.ids == ("mattycus", "scotthamilton", "user-12345") and natural.x.dtype == torch.int64
-    assert sorted(natural.tables) == ["embedding", "vocabulary"]
+    assert sorted(natural.constants) == ["embedding", "vocabulary"]
     assert build(source, Natural(least=2)).ids == ("scotthamilton",)
     dealt = build(source, IID(clients=2))
-    assert dealt.ids == ("client-0", "client-1") and dealt.tables["embedding"].equal(natural.tables["embedding"])
+    assert dealt.ids == ("client-0", "client-1") and dealt.constants["embedding"].equal(natural.constants["embedding"])
 
 
 def many_tweets(users=6, each=8):
@@ -245,8 +245,8 @@ def trained(tmp_path_factory):
 def test_a_run_can_be_used_without_its_data(trained):
     run, _, fed = trained
     found = pf.load(run.path)
-    assert found.tables.keys() == fed.tables.keys()
-    assert all(found.tables[what].equal(fed.tables[what]) for what in fed.tables)
+    assert found.constants.keys() == fed.constants.keys()
+    assert all(found.constants[what].equal(fed.constants[what]) for what in fed.constants)
     for client in fed.ids:
         x = fed.client(client)["test"][0]
         assert found.personal(client)(x).equal(run.personal(client)(x))
@@ -254,11 +254,11 @@ def test_a_run_can_be_used_without_its_data(trained):
 
 def test_a_newcomer_brings_texts(trained):
     run = pf.load(trained[0].path)
-    vocabulary = Vocabulary.from_array(run.tables["vocabulary"])
+    vocabulary = Vocabulary.from_array(run.constants["vocabulary"])
     x = vocabulary.encode(["this is good", "is not", "good, other", "not good"], tokens=5)
     answers = [of.personalize(x, [1, 0, 1, 0])(torch.from_numpy(x)) for of in (run, trained[0])]
     assert answers[0].equal(answers[1]) and answers[0].shape == (4, 2)
-    rows = len(run.tables["embedding"])
+    rows = len(run.constants["embedding"])
     with pytest.raises(DataError, match=rf"x outside 0\.\.{rows - 1}, .* in 1 client: newcomer \(1 value\)"):
         run.personalize([[0, 1, rows, 0, 0]], [1])
     with pytest.raises(DataError, match=r"x is torch\.float32; with a table 'embedding' it must be integers"):
@@ -268,9 +268,9 @@ def test_a_newcomer_brings_texts(trained):
 def test_a_run_goes_on_to_where_a_longer_one_gets(trained, tmp_path):
     run, long, fed = trained
     copied = shutil.copytree(run.path, tmp_path / "copied")
-    other = fed.tables | {"embedding": fed.tables["embedding"] * 2}
+    other = fed.constants | {"embedding": fed.constants["embedding"] * 2}
     with pytest.raises(RunError, match="the data is not the same as when"):
-        train_config(parse(CONFIG), copied, resume=True, federation=replace(fed, tables=other))
+        train_config(parse(CONFIG), copied, resume=True, federation=replace(fed, constants=other))
     (copied / "models/tables.safetensors").unlink()
     resumed = train_config(parse(CONFIG | {"rounds": 3}), copied, resume=True, federation=fed)
     for client in fed.ids:
@@ -312,7 +312,7 @@ def test_the_real_tweets_are_all_there(real):
 
 
 def test_most_of_the_real_words_have_a_vector(real):
-    table, words = real.tables["embedding"], Vocabulary.from_array(real.tables["vocabulary"]).words
+    table, words = real.constants["embedding"], Vocabulary.from_array(real.constants["vocabulary"]).words
     assert table.shape == (len(words) + 1, 100) and not table[0].any() and table[1:].any(axis=1).all()
     assert words[:6] == (".", "!", "to", "the", ",", "my") and np.bincount(real.x.ravel())[1:].argmax() == 0
     assert np.array_equal(np.unique(real.x), np.arange(len(table)))
@@ -321,7 +321,7 @@ def test_most_of_the_real_words_have_a_vector(real):
 
 def test_the_mood_of_a_tweet_can_be_learned_from_the_mean_of_its_vectors(real):
     x, y = np.asarray(real.x[::4]), real.y[::4]
-    means = real.tables["embedding"][x].sum(axis=1) / np.maximum((x > 0).sum(axis=1, keepdims=True), 1)
+    means = real.constants["embedding"][x].sum(axis=1) / np.maximum((x > 0).sum(axis=1, keepdims=True), 1)
     features = np.column_stack([means, np.ones(len(means))])
     train = np.arange(len(means)) % 5 > 0
     weight = np.linalg.lstsq(features[train], 2 * y[train] - 1.0, rcond=None)[0]

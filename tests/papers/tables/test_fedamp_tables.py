@@ -68,7 +68,7 @@ def test_published_numbers_are_in_their_places():
 
 
 def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_sound(monkeypatch):
-    monkeypatch.setattr("personafl_papers.tables.fedamp_tables.here", lambda source: True)
+    monkeypatch.setattr("personafl_papers.tables.fedamp_tables.available", lambda source: True)
     found = Found()
     searches, runs = first(found), second(found)
     varied = dict(one for one in runs if ", " in one[0])

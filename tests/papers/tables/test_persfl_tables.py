@@ -65,7 +65,7 @@ def test_the_thesis_claims_hold_for_its_numbers():
 
 
 def test_rounds_are_those_of_table_7_but_for_the_two_that_take_800(monkeypatch):
-    monkeypatch.setattr("personafl_papers.tables.persfl_tables.here", lambda source: True)
+    monkeypatch.setattr("personafl_papers.tables.persfl_tables.available", lambda source: True)
     plans = second(Found())
     assert {part for part, _ in plans} == set(TABLE.parts)
     for part, plan in plans:
@@ -78,7 +78,7 @@ def test_rounds_are_those_of_table_7_but_for_the_two_that_take_800(monkeypatch):
 
 
 def test_persfl_takes_fedavgs_learning_rate_and_everybody_has_four_points(monkeypatch):
-    monkeypatch.setattr("personafl_papers.tables.persfl_tables.here", lambda source: True)
+    monkeypatch.setattr("personafl_papers.tables.persfl_tables.available", lambda source: True)
     chosen = Search(FEDAVG, "", [], {"local.lr": 0.2})
     found = Found(searches={"search mnist": {FEDAVG: chosen}})
     rates = {m: plan.job(m, 0).config.local.lr for _, plan in main_runs("mnist", "ds1", found) for m in plan.methods}

@@ -50,9 +50,9 @@ class Device:
     ----------
     response : tuple of float
         The microphone's gain in dB at each of FREQUENCIES; between them dB are interpolated over log frequency.
-    amplification : float
+    amplification
         Gain in dB at all frequencies.
-    noise : float
+    noise
         Level in dB of the white noise that the electronics add, 0 being an RMS of 1.
     """
 

@@ -19,17 +19,17 @@ class Gaussian:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of clients M.
-    theta0 : float
+    theta0
         Mean of the clients' parameters.
-    sigma0_2 : float
+    sigma0_2
         Variance between clients.
-    sigma2 : float
+    sigma2
         Variance of one sample around its client's parameter.
-    n_min, n_max : int
+    n_min, n_max
         The number of training samples of a client is uniform in [n_min, n_max].
-    n_test : int
+    n_test
         Test samples of each client, drawn apart from the training samples.
 
     Examples

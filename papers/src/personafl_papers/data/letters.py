@@ -34,7 +34,7 @@ class Letters:
 
     Parameters
     ----------
-    classes : int
+    classes
         Only the first so many letters: 10 for a to j, as FedProx has of FEMNIST.
     """
 

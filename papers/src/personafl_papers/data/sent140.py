@@ -39,7 +39,7 @@ LONGEST_NAME = 64
 class Sent140:
     """1.6 million tweets, negative (0) or positive (1), x the numbers of their first words, int64 of shape (N, tokens).
 
-    Whose tweet it is, is known: without a partition, the users are the clients. The tables hold the words' vectors,
+    Whose tweet it is, is known: without a partition, the users are the clients. The constants hold the words' vectors,
     `embedding` (row 0 is zeros, for padding and for words without a vector), and the words, `vocabulary`.
 
     Read from the directory that the environment variable PERSONAFL_DATA names, or from the cache, where it is
@@ -51,9 +51,9 @@ class Sent140:
 
     Parameters
     ----------
-    tokens : int
+    tokens
         So many words of a tweet are used; shorter ones are padded at the end.
-    vectors : str
+    vectors
         The file of the word vectors, such as "glove.6B.100d.txt"; "auto" takes the longest of GloVe's that are there.
     """
 
@@ -84,7 +84,7 @@ class Sent140:
             y=arrays["y"].astype(np.int64),
             classes=2,
             clients=arrays["users"][arrays["owner"]],
-            tables={what: arrays[what] for what in ("embedding", "vocabulary")},
+            constants={what: arrays[what] for what in ("embedding", "vocabulary")},
             notes=_notes(*arrays["left_out"].tolist()),
         )
 

@@ -24,13 +24,13 @@ class Synthetic:
 
     Parameters
     ----------
-    alpha : float
+    alpha
         Variance between the clients' models.
-    beta : float
+    beta
         Variance between the clients' features.
-    clients, features, classes : int
+    clients, features, classes
         The numbers of clients, features and classes.
-    n_max : int
+    n_max
         Cap on a client's number of samples; a note says when it was needed. lognormal(4, 2) is above the
         default once in 12,000 clients, and without a cap one such client could fill the memory.
 

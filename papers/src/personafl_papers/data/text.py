@@ -68,12 +68,12 @@ class Vocabulary:
         return np.array([ids + [0] * (tokens - len(ids)) for ids in known], np.int64).reshape(-1, tokens)
 
     def as_array(self) -> NDArray[np.uint8]:
-        """The words as bytes, one a line, the form in which a federation's tables keep them."""
+        """The words as bytes, one a line, the form in which a federation's constants keep them."""
         return np.frombuffer("\n".join(self.words).encode(), np.uint8)
 
     @classmethod
     def from_array(cls, array: Any) -> "Vocabulary":
-        """Read what `as_array` gave, such as `run.tables["vocabulary"]`.
+        """Read what `as_array` gave, such as `run.constants["vocabulary"]`.
 
         >>> Vocabulary.from_array(Vocabulary(("good", "day")).as_array()).words
         ('good', 'day')

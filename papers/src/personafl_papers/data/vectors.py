@@ -87,10 +87,10 @@ def find_vectors(name: str, source: str) -> Vectors:
 
     Parameters
     ----------
-    name : str
+    name
         "auto", or a file of a data directory. "glove.6B.300d.txt" is also found as glove.6B.300d.txt.gz, inside
         glove.6B.zip, and as glove6B_300d.npz.
-    source : str
+    source
         The data source that wants them, for messages.
     """
     names = [f"glove.6B.{size}d.txt" for size in SIZES] if name == "auto" else [name]

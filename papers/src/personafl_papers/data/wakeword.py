@@ -52,18 +52,18 @@ class Wakeword:
 
     Parameters
     ----------
-    word : str
+    word
         The wake word, any of the corpus.
-    clients : int
+    clients
         Clients of each device type, with equal shares of its data: 1 in the paper's main study, 4 where clients are
         sampled.
-    negatives : int
+    negatives
         At most so many clips of other words for each of the wake word, drawn at random; the .npz has fewer.
-    test : float
+    test
         Clips held out for testing, for each of the others.
-    validation : float
+    validation
         The share of a client's other clips that is for validation, of people who are not in its training data.
-    mels : int
+    mels
         Bands of the spectrogram.
     """
 

@@ -39,7 +39,7 @@ class WakewordCNN:
 
     name: ClassVar[str] = "wakeword-cnn"
 
-    def build(self, shape: Sequence[int], outputs: int, tables: Mapping[str, Tensor] = {}) -> nn.Module:
+    def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
         before, channels, _, _ = image(self.name, shape, smallest=16)
         layers = [*before]
         for i, following in enumerate(CHANNELS[self.size]):

@@ -31,9 +31,9 @@ class DS1:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of users.
-    classes_per_client : int
+    classes_per_client
         The thesis's k: 4 makes the users differ, 10 makes them alike.
 
     Examples

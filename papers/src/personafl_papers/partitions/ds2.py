@@ -27,9 +27,9 @@ class DS2:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of users.
-    alpha : float
+    alpha
         Small: a class lives with few users. Large: everybody has the same mixture.
 
     Examples

@@ -15,13 +15,13 @@ class DS3(PowerLaw):
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of users.
-    classes_per_client : int
+    classes_per_client
         How many labels each user has.
-    least : int
+    least
         Samples of each of its labels that every user has before the rest is shared.
-    sigma : float
+    sigma
         Standard deviation of the logarithm of the shares; 0 makes them equal.
 
     Examples

@@ -32,9 +32,9 @@ class DS4:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of users.
-    k : int
+    k
         See above; at least 2.
 
     Examples

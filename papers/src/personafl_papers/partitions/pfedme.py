@@ -17,13 +17,13 @@ class PFedMeUsers(Lognormal):
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of users.
-    classes_per_client : int
+    classes_per_client
         How many labels each user has.
-    mean, sigma : float
+    mean, sigma
         Mean and standard deviation of the logarithm of a user's size, before `least` is added.
-    least : int
+    least
         What every user has at least when no class is short.
 
     Examples

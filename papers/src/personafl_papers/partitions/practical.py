@@ -85,7 +85,7 @@ class Practical:
         How many clients each group has; left out, the preset's.
     samples : tuple of int
         How many samples a client of each group has; left out, the preset's.
-    dominating : float
+    dominating
         The share of a client's samples that is of its group's classes.
 
     Examples

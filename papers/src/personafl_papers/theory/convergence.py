@@ -63,9 +63,9 @@ class ConvergenceBound:
 
     Attributes
     ----------
-    q : float
+    q
         What a round leaves of the error at most.
-    C : float
+    C
         The largest distance at the start.
     optimization : array (T+1,)
         C q^t.
@@ -75,7 +75,7 @@ class ConvergenceBound:
         Bound of max_m |θ_m^t − θ_m^(FL)|: the sum of the two.
     server : array (T+1,)
         Bound of |θ^t − θ^(G)|.
-    printed : float
+    printed
         E, the statistical term of (44) as printed. Not a bound for q near 1.
     """
 

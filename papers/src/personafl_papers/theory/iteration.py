@@ -80,7 +80,7 @@ def fixed_point(
         Of which posterior (8) is the rule. It plays no part where `contraction` and `steps` are given.
     algorithm : 1 or 2
         2 starts from, and aggregates, the local optima θ̂_m in place of the personal models.
-    shift_cap : float
+    shift_cap
         Largest w_m/S_m in (10); `inf` is the paper's rule.
 
     Examples
@@ -126,7 +126,7 @@ def simulate(
     ----------
     start : float or array (d,)
         θ^0.
-    smoothing : float
+    smoothing
         Share of the new aggregate in the server's model: θ^t = (1 − smoothing) θ^{t−1} + smoothing · aggregate.
     theta_hat, sigma2, sigma0_2, contraction, steps, posterior, algorithm, shift_cap
         As for `fixed_point`. Without `contraction` and `steps`, each client takes one step with b_m = c_m.

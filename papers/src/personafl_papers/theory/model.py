@@ -25,7 +25,7 @@ def client_weights(sigma2: ArrayLike, sigma0_2: float) -> Floats:
     ----------
     sigma2 : array (M,)
         Variances within clients σ_m²: how uncertain each θ̂_m is.
-    sigma0_2 : float
+    sigma0_2
         Variance between clients σ0².
 
     Examples

@@ -43,7 +43,7 @@ def global_posterior(theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float) -
         Each client's optimum on its own data.
     sigma2 : array (M,)
         Variances within clients.
-    sigma0_2 : float
+    sigma0_2
         Variance between clients.
 
     Examples

@@ -42,7 +42,7 @@ def shift_ratio(sigma2: ArrayLike, sigma0_2: float, shift_cap: float = 1.0) -> F
 
     Parameters
     ----------
-    shift_cap : float
+    shift_cap
         Largest ratio. It binds only for a client that outweighs all the others together; `inf` is the paper's rule.
 
     Examples
@@ -160,7 +160,7 @@ def local_steps(
     ----------
     rate : float or array (M,)
         1 − b_m: `step_rate` or ηh.
-    l_max : int
+    l_max
         Most steps.
 
     Examples

@@ -44,7 +44,7 @@ def issue_server(authority_key: bytes, authority: bytes, hosts: Sequence[str]) -
 
     Parameters
     ----------
-    authority_key, authority : bytes
+    authority_key, authority
         What `make_authority` made.
     hosts : sequence of str
         Names and IP addresses by which the server is reached; the certificate holds for no other.

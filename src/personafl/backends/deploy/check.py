@@ -30,7 +30,7 @@ from personafl.errors import ConfigError, PersonaflError
 from personafl.federation import Federation
 from personafl.version import __version__
 
-State = Literal["good", "warning", "bad"]
+Grade = Literal["good", "warning", "bad"]
 FLOWER = "1.41"  # what personafl is tried with
 LEAST_DISK, FAIR_DISK = 100e6, 1e9
 SOON = 30  # days
@@ -41,7 +41,7 @@ class Finding:
     """What was looked at, whether it is fit (`good`, `warning`, `bad`), and what was seen."""
 
     what: str
-    state: State
+    state: Grade
     about: str
 
 
@@ -52,7 +52,7 @@ def check_site(path: Path, connect: bool = False) -> list[Finding]:
     ----------
     path : Path
         The site's site.toml, or its folder. Its keys, certificate and connection.env are beside it.
-    connect : bool
+    connect
         Also make a TLS connection to the federation's address, and close it: nothing is sent.
 
     Returns
@@ -111,9 +111,9 @@ def _data(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
         yield Finding("labels", "good", f"numbers from {float(fed.y.min()):g} to {float(fed.y.max()):g}")
     else:
         counts = np.bincount(fed.y.numpy())
-        there = ", ".join(f"{k}: {n}" for k, n in enumerate(counts) if n)
+        per_class = ", ".join(f"{k}: {n}" for k, n in enumerate(counts) if n)
         alone = np.count_nonzero(counts) == 1
-        yield Finding("labels", "warning" if alone else "good", f"samples of each class: {there}")
+        yield Finding("labels", "warning" if alone else "good", f"samples of each class: {per_class}")
     yield from _fit(folder / "federation.toml", shape, fed)
 
 
@@ -137,38 +137,38 @@ def _fit(path: Path, shape: tuple[int, ...], fed: Federation) -> Iterator[Findin
     yield Finding("fits federation.toml", "bad" if wrong else "good", "; ".join(wrong) or "shape and classes")
 
 
-def _limits(here: SiteSettings) -> Iterator[Finding]:
+def _limits(site: SiteSettings) -> Iterator[Finding]:
     """What the site insists on, and what it has told so far."""
     yield Finding(
         "limits", "good",
-        f"an answer: batches of at least {here.least_batch_size} samples, {here.least_steps} steps, "
-        f"{here.least_samples} different samples; a message: at most {here.most_steps:,} steps, "
-        f"{here.most_parameters:,} parameters",
+        f"an answer: batches of at least {site.least_batch_size} samples, {site.least_steps} steps, "
+        f"{site.least_samples} different samples; a message: at most {site.most_steps:,} steps, "
+        f"{site.most_parameters:,} parameters",
     )  # fmt: skip
-    asked = [f"noise of at least {here.least_noise:g}"] if here.least_noise else []
-    asked += [f"ε of at most {here.most_epsilon:g} at δ = {here.delta:g}"] if here.most_epsilon is not None else []
-    asked += ["metrics are told, which ε does not cover" if here.tells_metrics else "no metrics are told"]
-    yield Finding("privacy", "warning" if len(asked) > 1 and here.tells_metrics else "good", "; ".join(asked))
+    asked = [f"noise of at least {site.least_noise:g}"] if site.least_noise else []
+    asked += [f"ε of at most {site.most_epsilon:g} at δ = {site.delta:g}"] if site.most_epsilon is not None else []
+    asked += ["metrics are told, which ε does not cover" if site.tells_metrics else "no metrics are told"]
+    yield Finding("privacy", "warning" if len(asked) > 1 and site.tells_metrics else "good", "; ".join(asked))
     try:
-        yield _ledger(here, Ledger(Path(here.folder), here.id).entries())
+        yield _ledger(site, Ledger(Path(site.folder), site.id).entries())
     except PersonaflError as error:
         yield Finding("ledger", "bad", str(error))
 
 
-def _ledger(here: SiteSettings, entries: Sequence[Entry]) -> Finding:
+def _ledger(site: SiteSettings, entries: Sequence[Entry]) -> Finding:
     counts = Counter(entry.what for entry in entries)
     runs = len({entry.run for entry in entries})
     about = f"{counts['update']} updates and {counts['metrics']} times metrics were told, in {runs} runs"
     if not counts["update"]:
         return Finding("ledger", "good", about)
-    used, updates = spent(entries, here.delta), [entry for entry in entries if entry.what == "update"]
-    about += f"; ε = {used:.4g} at δ = {here.delta:g}" if np.isfinite(used) else "; ε is infinite: not all had noise"
-    if here.most_epsilon is None:
+    used, updates = spent(entries, site.delta), [entry for entry in entries if entry.what == "update"]
+    about += f"; ε = {used:.4g} at δ = {site.delta:g}" if np.isfinite(used) else "; ε is infinite: not all had noise"
+    if site.most_epsilon is None:
         return Finding("ledger", "good", about)
     # Where an answer with the noise of the last one would be too much, the site will refuse it.
-    state: State = "good" if spent([*updates, updates[-1]], here.delta) <= here.most_epsilon else "bad"
+    state: Grade = "good" if spent([*updates, updates[-1]], site.delta) <= site.most_epsilon else "bad"
     rest = "" if state == "good" else ", so that nothing is left of most_epsilon for another one"
-    return Finding("ledger", state, f"{about}, of most_epsilon = {here.most_epsilon:g}{rest}")
+    return Finding("ledger", state, f"{about}, of most_epsilon = {site.most_epsilon:g}{rest}")
 
 
 def _key(folder: Path) -> Iterator[Finding]:
@@ -229,7 +229,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
         yield Finding("folder", "bad", f"cannot write to {folder}")
         return
     free = shutil.disk_usage(folder).free
-    state: State = "bad" if free < LEAST_DISK else "warning" if free < FAIR_DISK else "good"
+    state: Grade = "bad" if free < LEAST_DISK else "warning" if free < FAIR_DISK else "good"
     yield Finding("folder", state, f"{free / 1e9:.1f} GB are free")
 
 

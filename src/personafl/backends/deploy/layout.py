@@ -146,7 +146,7 @@ def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layo
         Never one that holds anything: keys are not made twice.
     sites : sequence of str
         The sites' names; left out, site-1 to site-3.
-    address : str
+    address
         HOST:PORT by which the sites reach the operator's machine.
 
     Examples

@@ -33,13 +33,13 @@ class Process:
 
     Parameters
     ----------
-    name : str
+    name
         What it is called in messages.
     command : sequence of str
         The program and its arguments.
     log : Path
         Where its output goes, after what is there already.
-    environment : mapping
+    environment
         Environment variables besides those of this process.
     """
 

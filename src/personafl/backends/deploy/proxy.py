@@ -82,8 +82,8 @@ def _paths(answer: int) -> str:
 
 def main() -> None:
     """For refresh-proxy.sh: write both for the operator's folder that is named, and say whether they have changed."""
-    here = Path(sys.argv[1])
+    operator = Path(sys.argv[1])
     try:
-        print("changed" if write_proxy(here, here.parent / "federation.toml") else "unchanged")
+        print("changed" if write_proxy(operator, operator.parent / "federation.toml") else "unchanged")
     except PersonaflError as error:
         sys.exit(f"error: {error}")

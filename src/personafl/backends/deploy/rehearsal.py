@@ -48,7 +48,7 @@ class Deployment:
         Which of its sites take part: the first few, or these. Left out, all.
     data : Path, optional
         A folder of `.npz` files, a site each; left out, handwritten digits are dealt to the sites.
-    proxy : bool
+    proxy
         Sites reach the SuperLink by way of nginx, as they will; False: directly.
     settings : mapping, optional
         Tables that replace those of federation.toml key by key, such as `{"rounds": 2}`.
@@ -109,9 +109,6 @@ class Deployment:
     @property
     def run_folder(self) -> Path:
         return self.layout.folder / "run"
-
-    def site_folder(self, name: str) -> Path:
-        return self.layout.site(name)
 
     def model(self, name: str) -> Path:
         """Where a site's personal model is in the end."""

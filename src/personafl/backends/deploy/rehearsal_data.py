@@ -26,7 +26,7 @@ def deal(sites: Sequence[str], data: Path | None, place: Callable[[str], Path]) 
     data : Path, optional
         A folder of `.npz` files: those named after the sites, or else one after another in natural order. Left out,
         handwritten digits, unevenly dealt.
-    place : callable
+    place
         The file of a site.
     """
     if data is None:

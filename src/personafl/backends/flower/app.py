@@ -174,10 +174,10 @@ def make_client_app(find: Callable[[Context], Site]) -> ClientApp:
 
 def _sealed(site: Site, kind: str, node: int, order: RecordDict, work: Callable[[], RecordDict]) -> RecordDict:
     """An answer that the site has signed, to an order that the operator has; where there are no keys, any answer."""
-    here = site.settings
-    if here.orders is None or here.key is None:
+    settings = site.settings
+    if settings.orders is None or settings.key is None:
         return work()
-    seal = SiteSeal(here.id, Path(here.folder), Path(here.orders), Path(here.key))
+    seal = SiteSeal(settings.id, Path(settings.folder), Path(settings.orders), Path(settings.key))
     seal.check(order, kind, node)
     answer = work()
     seal.sign(answer, order)

@@ -93,9 +93,9 @@ class JobDescription:
         made: Model = choose_known("model", self.model, MODELS)
         return made
 
-    def make_task(self, tables: State) -> Task:
+    def make_task(self, constants: State) -> Task:
         """The model with the initial weights that follow from the seed."""
-        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, tables)
+        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, constants)
         return Task(module, "mse" if self.classes is None else "cross_entropy")
 
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:

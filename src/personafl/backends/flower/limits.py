@@ -20,7 +20,7 @@ from personafl.algorithms.extras import batches_per_step, copies, sent_for_evalu
 from personafl.backends.flower.job import JobDescription, layout_of
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.engines.base import Result, Split, Work
-from personafl.engines.batches import Plan
+from personafl.engines.batches import BatchPlan
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError
 from personafl.kernels.task import Objective, Task, cross_entropy
@@ -51,7 +51,7 @@ class SiteEngine(LoopEngine):
         check_most(self.settings, "most_parameters", copies(work.program) * self.task.size, "parameters at once")
         return super().run(work)
 
-    def _plan(self, work: Work, keys: Key, steps: Ints) -> Plan:
+    def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         program, count = work.program, int(steps[0])
         each = batches_per_step(program) * int(getattr(program, "inner_steps", 1))
         gradients = count * each * copies(program)
@@ -72,7 +72,7 @@ class SiteEngine(LoopEngine):
         decay = self.local.weight_decay + float(getattr(work.program, "mu", 0.0))
         return abs(1 - rate * decay) / abs(1 + rate * pull)
 
-    def _check_least(self, plan: Plan, steps: int, program: Program, keep: float) -> None:
+    def _check_least(self, plan: BatchPlan, steps: int, program: Program, keep: float) -> None:
         here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), batches_per_step(program)
         positions, counts = plan.positions[0, : steps * draws], plan.counts[0, : steps * draws]
         size, least = int(counts.max()), here.least_batch_size
@@ -120,7 +120,7 @@ def largest_share(positions: Ints, counts: Ints, keep: float) -> float:
     Parameters
     ----------
     positions, counts
-        A row and a number of samples for each step, as `Plan` has them.
+        A row and a number of samples for each step, as `BatchPlan` has them.
     keep
         How much of a step is left after the next one.
 
@@ -145,14 +145,14 @@ def check_local(here: SiteSettings, local: Local, samples: int) -> None:
     check_most(here, "most_steps", steps, "steps")
 
 
-def check_model(here: SiteSettings, job: JobDescription, tables: State) -> None:
+def check_model(here: SiteSettings, job: JobDescription, constants: State) -> None:
     """Refuse a model that is too large, before it takes any memory."""
     model = job.make_model()
     layers = [int(getattr(model, "layers", 1)), *(len(v) for v in vars(model).values() if isinstance(v, tuple))]
     if max(layers) > MOST_LAYERS:
         raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
     with torch.device("meta"):
-        made = model.build(job.shape, job.outputs, tables)
+        made = model.build(job.shape, job.outputs, constants)
     check_most(here, "most_parameters", sum(p.numel() for p in made.parameters()), "parameters")
 
 

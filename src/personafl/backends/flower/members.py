@@ -130,20 +130,20 @@ def gather(
     named = sorted(ids or settings.clients, key=natural_order)
     count = len(named) or settings.sites
 
-    def enough(there: Mapping[str, int]) -> bool:
-        return sum(client in there for client in named) == count if named else len(there) >= count
+    def enough(online: Mapping[str, int]) -> bool:
+        return sum(client in online for client in named) == count if named else len(online) >= count
 
     complete = nodes.look(enough, settings.patience)
     if (twice := nodes.twice()) is not None:
         raise RunError(f"two nodes call themselves site {twice}: each needs an id of its own in its site.toml")
-    there = nodes.where()
-    if not complete and (not named or sum(client in there for client in named) < settings.min_answers):
+    online = nodes.where()
+    if not complete and (not named or sum(client in online for client in named) < settings.min_answers):
         raise missing(nodes, named, settings.patience)
-    names = named or sorted(there, key=natural_order)
+    names = named or sorted(online, key=natural_order)
     client_index = ClientIndex(
         tuple(names), None, {split: np.zeros(len(names), np.int64) for split in ("train", "val", "test")}, True
     )
-    groups = [nodes.card(client).group if client in there else "" for client in names]
+    groups = [nodes.card(client).group if client in online else "" for client in names]
     return nodes, ClientIndex(
         client_index.ids, tuple(groups) if any(groups) else None, client_index.sizes, settings.outputs == 1
     )

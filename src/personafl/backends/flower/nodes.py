@@ -179,9 +179,9 @@ def _card(content: RecordDict) -> SiteInfo:
 
 def missing(nodes: Nodes, wanted: Iterable[str], waited: float) -> RunError:
     """The error for sites that did not come."""
-    there = nodes.where()
-    absent = [client for client in wanted if client not in there]
+    online = nodes.where()
+    absent = [client for client in wanted if client not in online]
     refused = "; ".join(why for node, why in sorted(nodes.refused.items()))
-    text = f"waited {waited:g} s for the sites: {len(there)} there ({', '.join(sorted(there)) or 'nobody'})"
+    text = f"waited {waited:g} s for the sites: {len(online)} there ({', '.join(sorted(online)) or 'nobody'})"
     text += f", without {', '.join(absent)}" if absent else ""
     return RunError(text + (f"; refused: {refused}" if refused else ""))

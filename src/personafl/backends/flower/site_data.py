@@ -114,9 +114,9 @@ def read_site(path: Path) -> SiteSettings:
         settings: SiteSettings = checked(SiteSettings, "", values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    here = path.resolve().parent
+    folder = path.resolve().parent
     named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
-    paths: dict[str, Any] = {name: str(here / value) for name, value in named.items() if value is not None}
+    paths: dict[str, Any] = {name: str(folder / value) for name, value in named.items() if value is not None}
     return replace(settings, **paths)
 
 
@@ -183,7 +183,7 @@ def _read_table(path: Path, settings: SiteSettings) -> Any:
     if settings.label is None:
         raise ConfigError(f"site {settings.id}: {path.name} is a table, so label must name its column of labels")
     rows = read_rows([open_table(path)], Columns(settings.label, settings.split, settings.features))
-    if rows.labels is not None:
+    if rows.class_names is not None:
         raise DataError(
             f"site {settings.id}: the labels of {path.name} are text, which each site would number in its own way; "
             "write the numbers of the classes there, the same at all sites"

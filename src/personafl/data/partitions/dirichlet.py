@@ -27,11 +27,11 @@ class Dirichlet:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of clients.
-    alpha : float
+    alpha
         Small: a class lives with few clients. Large: everybody has the same mixture.
-    min_samples : int
+    min_samples
         What every client has at least.
 
     Examples

@@ -15,7 +15,7 @@ class IID:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of clients.
 
     Examples

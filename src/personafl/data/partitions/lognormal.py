@@ -29,13 +29,13 @@ class Lognormal:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of clients.
-    classes_per_client : int
+    classes_per_client
         How many classes each client has: 5 in the paper, 3 in its published code.
-    mean, sigma : float
+    mean, sigma
         Mean and standard deviation of the logarithm of a client's size, before `least` is added.
-    least : int
+    least
         What every client has at least when no class is short; not less than `classes_per_client`.
 
     Examples

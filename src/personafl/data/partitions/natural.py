@@ -18,9 +18,9 @@ class Natural:
 
     Parameters
     ----------
-    least : int
+    least
         Owners with fewer samples are left out, and a note says how many: 30 in FedProx's Sent140.
-    clients : int
+    clients
         How many owners to keep, those with most samples, ties in natural order (2 before 10); 0 keeps all.
 
     Examples

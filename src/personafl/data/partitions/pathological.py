@@ -6,13 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.federation.partition import (
-    Assignment,
-    check_counts,
-    evenly_used,
-    shuffled_by_class,
-    sizes_of,
-)
+from personafl.federation.partition import Assignment, check_counts, evenly_used, shuffled_by_class, sizes_of
 
 
 @dataclass(frozen=True)
@@ -24,9 +18,9 @@ class Pathological:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of clients.
-    classes_per_client : int
+    classes_per_client
         How many different classes each client has, exactly.
 
     Examples

@@ -29,13 +29,13 @@ class PowerLaw:
 
     Parameters
     ----------
-    clients : int
+    clients
         Number of clients.
-    classes_per_client : int
+    classes_per_client
         How many classes each client has.
-    least : int
+    least
         Samples of each of its classes that every client has before the rest is shared.
-    sigma : float
+    sigma
         Standard deviation of the logarithm of the shares; 0 makes them equal.
 
     Examples

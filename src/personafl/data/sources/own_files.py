@@ -24,7 +24,7 @@ class Files:
 
     Parameters
     ----------
-    path : str
+    path
         The folder or file; a relative path starts at the working directory.
     label : str, optional
         Of a table: the column of labels. It must be given.
@@ -36,7 +36,7 @@ class Files:
         Of a table: columns of text, each of whose values becomes a feature that is 0 or 1.
     group, split : str, optional
         Of a table: the column of the clients' groups, and the one that says train, val or test.
-    normalize : str
+    normalize
         `standard`: (x − mean)/std, by the mean and standard deviation of all clients' training samples; or `none`.
     """
 
