@@ -50,7 +50,9 @@ def module_plan(
     equal_work: bool,
 ) -> Plan:
     """Check what is asked for before anything runs; the parameters are those of `personafl.compare`."""
-    named = labelled(algorithms)
+    named, chosen = labelled(algorithms), _seeds(seeds)
+    if not 1 <= search_seeds <= len(chosen):
+        raise ConfigError(f"search_seeds = {search_seeds}: must be at least 1 and at most the {len(chosen)} seeds")
     added = missing_references(named)
     grid = grids({key: _values(key, tried) for key, tried in search.items()}, list(named), added, ("local",))
     named |= {reference: ALGORITHMS[reference]() for reference in added}
@@ -70,7 +72,7 @@ def module_plan(
         made = JobRecipe(seed, named[method], *usual, federations, task, subject.temporary)
         return made.with_settings(settings)
 
-    return Plan(recipe, tuple(named), _seeds(seeds), grid, search_seeds, added, equal_work)
+    return Plan(recipe, tuple(named), chosen, grid, search_seeds, added, equal_work)
 
 
 def labelled(algorithms: Algorithms | Algorithm) -> dict[str, Algorithm]:

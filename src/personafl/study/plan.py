@@ -42,7 +42,7 @@ class PlannedRun:
     def config(self) -> Config:
         """The config of a run that was planned from one."""
         if not isinstance(self.recipe, Config):
-            raise ConfigError(f"{self.method} with seed {self.seed} was made in Python: here a config is needed")
+            raise ConfigError(f"{self.method} was planned in Python: runs on Ray are made from a config only")
         return self.recipe
 
 
@@ -64,10 +64,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Find what is wrong with any settings before anything runs."""
-        if not 1 <= self.tune_seeds <= len(self.seeds):
-            raise ConfigError(
-                f"tune-seeds = {self.tune_seeds}: must be at least 1 and at most the {len(self.seeds)} seeds"
-            )
         for method in self.methods:
             for point in self.points(method):
                 self.job(method, self.seeds[0], point)
@@ -136,6 +132,8 @@ def plan(
     """
     if seeds < 1:
         raise ConfigError(f"seeds = {seeds}: must be at least 1")
+    if not 1 <= tune_seeds <= seeds:
+        raise ConfigError(f"tune-seeds = {tune_seeds}: must be at least 1 and at most the {seeds} seeds")
     if wrong := next((o for o in overrides if o.startswith(("algorithm.name=", "algorithm=", "seed="))), None):
         raise ConfigError(
             f"-s {wrong!r} has no place in a comparison: name methods with -a, and the first seed in the config"
