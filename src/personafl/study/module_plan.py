@@ -72,7 +72,7 @@ def module_plan(
         made = JobRecipe(seed, named[method], *usual, federations, task, subject.temporary)
         return made.with_settings(settings)
 
-    return Plan(recipe, tuple(named), chosen, grid, search_seeds, added, equal_work)
+    return Plan(recipe, tuple(named), chosen, grid, search_seeds, added, equal_work).checked()
 
 
 def labelled(algorithms: Algorithms | Algorithm) -> dict[str, Algorithm]:

@@ -62,11 +62,12 @@ class Plan:
     added: tuple[str, ...] = ()
     equal_work: bool = False
 
-    def __post_init__(self) -> None:
-        """Find what is wrong with any settings before anything runs."""
+    def checked(self) -> Plan:
+        """This plan; raises what is wrong with the settings of any method before anything runs."""
         for method in self.methods:
             for point in self.points(method):
                 self.job(method, self.seeds[0], point)
+        return self
 
     def job(self, method: str, seed: int, settings: Mapping[str, Any] | None = None) -> PlannedRun:
         """A method at a seed, with values for the keys that are searched."""
@@ -144,13 +145,21 @@ def plan(
     names = list(dict.fromkeys(names))
     added = missing_references(names)
     first = parse(for_method(tables, names[0], overrides)).seed
+    recipe, grid = config_recipes(tables, overrides), grids(_listed(tune), names, added, ("local", "model"))
+    numbers = tuple(range(first, first + seeds))
+    return Plan(recipe, (*names, *added), numbers, grid, tune_seeds, added, equal_work).checked()
+
+
+def config_recipes(
+    tables: Mapping[str, Any], overrides: Sequence[str] = ()
+) -> Callable[[str, int, Mapping[str, Any]], Config]:
+    """What `Plan.recipe` is for the tables of a config."""
 
     def recipe(method: str, seed: int, settings: Mapping[str, Any]) -> Config:
         more = [f"{key}={_toml(value)}" for key, value in settings.items()]
         return parse(for_method(tables, method, [*overrides, *more, f"seed={seed}"]))
 
-    grid = grids(_listed(tune), names, added, ("local", "model"))
-    return Plan(recipe, (*names, *added), tuple(range(first, first + seeds)), grid, tune_seeds, added, equal_work)
+    return recipe
 
 
 def missing_references(methods: Collection[str]) -> tuple[str, ...]:
