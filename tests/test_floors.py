@@ -16,7 +16,7 @@ FLOORS = (
     # training
     "engines", "training", "metrics", "runs", "config", "backends", "jobs",
     # many runs, and what is shown
-    "study", "report", "cli", "__main__",
+    "study", "report", "comparison", "cli", "__main__",
 )  # fmt: skip
 """From the bottom to the top. A module may import from its own package and from what comes before it here."""
 ABOVE_PACKAGES = {"personafl_papers": "papers", "personafl_bench": "benchmarks"}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Separate,
         Uploads,
     )  # fmt: skip
+    from personafl.comparison import Comparison, compare
     from personafl.data import partitions as partition
     from personafl.errors import PersonaflError
     from personafl.federation import Federation
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "algorithms": "ALGORITHMS APFL SCAFFOLD Algorithm Context Ditto FedAMP FedAvg FedAvgFT FedPer FedProx FedProxFT "
     "Gradient HeurFedAMP JobInfo PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent Separate Uploads",
+    "comparison": "Comparison compare",
     "errors": "PersonaflError",
     "federation": "Federation",
     "jobs": "train",
@@ -96,9 +98,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ALGORITHMS", "APFL", "SCAFFOLD", "Algorithm", "Context", "Ditto", "EngineSettings", "FedAMP", "FedAvg", "FedAvgFT",
-    "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow",
-    "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run",
-    "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uploads", "__version__",
-    "data", "load", "load_run", "metrics", "partition", "train",
+    "ALGORITHMS", "APFL", "SCAFFOLD", "Algorithm", "Comparison", "Context", "Ditto", "EngineSettings", "FedAMP",
+    "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
+    "Listener", "Local", "MLflow", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program",
+    "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard",
+    "Uploads", "__version__", "compare", "data", "load", "load_run", "metrics", "partition", "train",
 ]  # fmt: skip

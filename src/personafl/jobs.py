@@ -108,9 +108,14 @@ def train(
         ray or RaySettings(),
         privacy,
         seed,
-        {"data": {"name": federation.name}, "model": {"class": type(model).__name__}},
+        module_tables(federation, model),
     )
     return run_job(job, out, resume, [*listeners, *([ProgressBar()] if progress else [])])
+
+
+def module_tables(federation: Federation, module: nn.Module) -> dict[str, Any]:
+    """What run.toml says of data and a model that were made in Python."""
+    return {"data": {"name": federation.name}, "model": {"class": type(module).__name__}}
 
 
 def with_settings(

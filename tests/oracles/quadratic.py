@@ -82,7 +82,7 @@ def train(
 
 def states(runner: Runner) -> dict[str, Array]:
     """The clients' states as float64 arrays, a row for each; who was never active begins with what is sent now."""
-    from personafl.storage.client_store import states
+    from personafl.training.client_states import states
 
     clients, everybody = runner.clients, np.arange(len(runner.clients.engine.federation))
     sent = runner.snapshot(False).send(everybody)

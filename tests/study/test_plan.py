@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from personafl.cli.compare import write_files
+from personafl.comparison import Comparison
 from personafl.errors import ConfigError
 from personafl.runs.run import Run
-from personafl.study import launch
-from personafl.study.judgement import judge
-from personafl.study.launch import identity, run_plan
+from personafl.study import recipes
+from personafl.study.launch import run_plan
 from personafl.study.plan import plan
+from personafl.study.recipes import identity
 from personafl.training.events import Listener
 
 TABLES = {
@@ -41,7 +41,7 @@ def table_without_times(folder):
 
 def finished(planned, folder, listeners=lambda job, reused: ()):
     found = run_plan(planned, folder, listeners)
-    write_files(found, judge(found.methods))
+    Comparison(**vars(found)).write()
     return found
 
 
@@ -129,7 +129,7 @@ def test_what_makes_a_run_another_run(monkeypatch):
     longer = plan(TABLES, ["ditto"], seeds=1, overrides=["rounds=4"]).job("ditto", 3).config
     other_data = plan(TABLES, ["ditto"], seeds=1).job("ditto", 4).config.federation()
     assert len({mine, identity(longer, federation), identity(config, other_data)}) == 3
-    monkeypatch.setattr(launch, "__version__", "99")
+    monkeypatch.setattr(recipes, "__version__", "99")
     assert identity(config, federation) != mine
 
 

@@ -17,7 +17,7 @@ from personafl.jobs import train
 from personafl.settings import Local
 from personafl.streams import name_key
 from personafl.study import demo
-from personafl.study.launch import Comparison, run_plan
+from personafl.study.launch import StudyRuns, run_plan
 from personafl.study.plan import plan
 
 HALF = Local(lr=0.2, batch_size=5, steps=4, held_back=0.5)
@@ -142,7 +142,7 @@ def test_who_chooses_on_noise_is_not_better_on_what_was_held_back(tmp_path, monk
     assert seen_accuracy(methods["persfl"][0]) - seen_accuracy(methods["fedavg"][0]) > 3 * error
     assert abs(score["persfl"]["personal_held_accuracy"] - score["fedavg"]["personal_held_accuracy"]) < 2.5 * error
     monkeypatch.setattr(demo, "METHODS", ("persfl", "fedavg", "separate"))
-    found = Comparison(tmp_path, methods, [], [], ())
+    found = StudyRuns(tmp_path, methods, [], [], ())
     best = demo.ranked(found)[0]
     held = {m: s["personal_held_accuracy"] for m, s in score.items()}
     assert held[best] == max(held["persfl"], held["fedavg"])

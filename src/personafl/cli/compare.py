@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from contextlib import nullcontext
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from personafl.cli.console import DataDir, Json, Overrides, say
-
-if TYPE_CHECKING:
-    from personafl.study.equal_work import EqualWork
-    from personafl.study.judgement import Judgement
-    from personafl.study.launch import Comparison
 
 
 def compare(
@@ -71,14 +64,13 @@ def compare(
       personafl compare mnist.toml -a all --seeds 10 --on ray
     """
     from personafl.cli.console import err, out
+    from personafl.comparison import run_comparison
     from personafl.config import read_tables
     from personafl.errors import ConfigError
+    from personafl.files import write_text
     from personafl.signals import exit_code, on_stop
-    from personafl.study.judgement import judge
-    from personafl.study.launch import in_process, run_plan
+    from personafl.study.launch import in_process
     from personafl.study.plan import plan
-    from personafl.study.progress import StudyProgress
-    from personafl.study.tables import caption, sentences, terminal_tables
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     planned = plan(read_tables(config), names, seeds, set_ or [], tune or [], tune_seeds, equal_work)
@@ -86,11 +78,11 @@ def compare(
     if on == "here" and (address or at_once):
         raise ConfigError(f"{'--address' if address else '--at-once'} is for runs on Ray: add --on ray")
     try:
-        with on_stop(), StudyProgress(planned.jobs(), err) as progress:
+        with on_stop():
             if on == "ray":
                 from personafl.study.ray_launcher import on_ray
             with on_ray(folder, address, at_once) if on == "ray" else nullcontext(in_process) as launcher:
-                found = run_plan(planned, folder, progress.listeners, launcher)
+                found = run_comparison(planned, folder, err, launcher)
     except KeyboardInterrupt as stop:
         words = ["personafl", "compare", str(config), *(["-a", ",".join(names)] if names else [])]
         words += ["--seeds", str(seeds)]
@@ -104,79 +96,13 @@ def compare(
             words += [option, str(value)] if value else []
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(words)}")
         raise typer.Exit(exit_code(stop)) from None
-    judgement = judge(found.methods)
-    write_files(found, judgement, csv, latex)
+    for copy, name in ((csv, "table.csv"), (latex, "table.tex")):
+        if copy is not None:
+            write_text(copy, (folder / name).read_text(encoding="utf-8"), private=False)
     if as_json:
         print((folder / "comparison.json").read_text(encoding="utf-8"), end="")
     else:
-        for table in terminal_tables(judgement, found.added):
-            out.print(table)
-        out.print(caption(judgement, found.added), style="dim", highlight=False, markup=False)
-        if found.work is not None:
-            say(out, found.work.sentence())
-        for answer in sentences(judgement):
-            say(out, answer)
-        for search in found.searches:
-            say(out, _searched(search))
-        for method, seed, why in found.failures:
-            say(out, f"{method} with seed {seed} failed: {why}")
+        found.show(out)
         say(out, f"Folder: {folder} (comparison.json, table.csv, table.tex and the runs)")
     if found.failures:
         raise typer.Exit(3)
-
-
-def write_files(found: Comparison, judgement: Judgement, csv: Path | None = None, latex: Path | None = None) -> None:
-    """comparison.json, table.csv and table.tex in the comparison's folder, and copies where they are asked for."""
-    from personafl.files import write_text
-    from personafl.study.tables import csv_text, json_values, latex_text
-
-    summary: dict[str, Any] = {
-        "runs": {m: {str(seed): run.path.name for seed, run in runs.items()} for m, runs in found.methods.items()},
-        "added": list(found.added),
-        "searches": [
-            {
-                "method": s.method,
-                "measure": s.measure,
-                "chosen": s.chosen,
-                "trials": [
-                    {
-                        "settings": t.settings,
-                        "score": None if t.score == -float("inf") else t.score,
-                        "seconds": t.seconds,
-                    }
-                    for t in s.trials
-                ],
-            }
-            for s in found.searches
-        ],
-        "equal_work": None if found.work is None else _work(found.work),
-        "failures": [{"method": m, "seed": seed, "why": why} for m, seed, why in found.failures],
-        **json_values(judgement),
-    }
-    texts = {"comparison.json": json.dumps(summary, indent=1) + "\n"}
-    texts |= {"table.csv": csv_text(judgement), "table.tex": latex_text(judgement, found.added)}
-    for name, text in texts.items():
-        write_text(found.folder / name, text)
-    for path, text in ((csv, texts["table.csv"]), (latex, texts["table.tex"])):
-        if path is not None:
-            write_text(path, text, private=False)
-
-
-def _work(work: EqualWork) -> dict[str, Any]:
-    def number(value: float) -> float | None:
-        return value if isfinite(value) else None
-
-    methods = {
-        m: {"configured": number(w.configured), "changed": w.changed, "gradients": number(w.gradients)}
-        for m, w in work.methods.items()
-    }
-    return {"budget": number(work.budget), "methods": methods, "sentence": work.sentence()}
-
-
-def _searched(search: Any) -> str:
-    tried = len(search.trials)
-    chosen = ", ".join(f"{key} = {value}" for key, value in search.chosen.items())
-    seconds = sum(trial.seconds for trial in search.trials)
-    _, split, what = search.measure.split("_", 2)
-    data = "held-back validation" if split == "held" else "validation"
-    return f"{search.method}: {chosen} is the best of {tried} on {data} {what} ({seconds:.0f} s of training)."

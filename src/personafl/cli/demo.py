@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.compare import write_files
 from personafl.cli.console import Json, say
 
 
@@ -33,36 +32,25 @@ def demo(
       personafl demo --rounds 20 --seeds 1 --out runs/first-look
     """
     from personafl.cli.console import err, out
-    from personafl.report.data import report_data
-    from personafl.report.output import default_page, write_page
+    from personafl.comparison import run_comparison
     from personafl.signals import exit_code, on_stop
     from personafl.study.demo import demo_plan, sentence
-    from personafl.study.judgement import judge
-    from personafl.study.launch import run_plan
-    from personafl.study.progress import StudyProgress
-    from personafl.study.tables import caption, sentences, terminal_tables
 
     planned = demo_plan(rounds, seed, seeds)
     folder = out_folder or _next_free(Path("runs"))
     try:
-        with on_stop(), StudyProgress(planned.jobs(), err) as progress:
-            found = run_plan(planned, folder, progress.listeners)
+        with on_stop():
+            found = run_comparison(planned, folder, err)
     except KeyboardInterrupt as stop:
         words = ["--rounds", str(rounds), "--seed", str(seed), "--seeds", str(seeds), "--out", str(folder)]
         say(err, f"Stopped; what is done is kept. Continue with: {shlex.join(['personafl', 'demo', *words])}")
         raise typer.Exit(exit_code(stop)) from None
-    judgement = judge(found.methods)
-    write_files(found, judgement)
-    page = default_page([folder])
-    write_page(page, report_data([folder]))
+    page = found.report()
     if as_json:
         print((folder / "comparison.json").read_text(encoding="utf-8"), end="")
         return
-    for table in terminal_tables(judgement):
-        out.print(table)
-    out.print(caption(judgement), style="dim", highlight=False, markup=False)
-    for answer in (*sentences(judgement), sentence(found)):
-        say(out, answer)
+    found.show(out)
+    say(out, sentence(found))
     say(out, f"Report: {page}")
 
 

@@ -6,7 +6,8 @@ any other module works too. A package of yours adds more by the entry points `pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ __all__ = [
     "LinearModel",
     "Model",
     "default_model",
+    "initial_weights",
     "initialize",
 ]
 
@@ -48,9 +50,16 @@ def initialize(
     ModelError
         The model cannot read samples of this shape, or lacks a constant that the data should bring.
     """
+    with initial_weights(seed):
+        return model.build(shape, outputs, constants)
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Modules that are built inside get weights that depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream_key(seed, "model")) & 0x7FFFFFFFFFFFFFFF)
-        return model.build(shape, outputs, constants)
+        yield
 
 
 def default_model(shape: Sequence[int]) -> Model:

@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Sent
-from personafl.engines.base import Engine
 from personafl.files import disk_errors
 from personafl.states import State
 
@@ -134,23 +132,3 @@ class ClientStore:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a full disk is an error here, later a crash
             return torch.from_numpy(np.memmap(file, kind, "r+", shape=shape))
-
-
-def first_state(algorithm: Algorithm, theta0: Tensor) -> State:
-    """Something with the names, types and shapes of what a client keeps: what it begins with under a new server."""
-    sent = algorithm.send(algorithm.new_server(theta0, 1), torch.zeros(1, dtype=torch.int64))
-    return algorithm.new_client(theta0, sent.one(0))
-
-
-def states(algorithm: Algorithm, engine: Engine, store: ClientStore, theta0: Tensor, ids: Ids, sent: Sent) -> State:
-    """What these clients keep, stacked; who has no row is seen for the first time, and begins from what is sent."""
-    new = np.flatnonzero(~store.known(ids))
-    if not len(new):
-        return store.get(ids)
-    begun = engine.map(lambda own, sent: algorithm.new_client(theta0, sent), {}, sent.rows(new), len(new))
-    if len(new) == len(ids):
-        return begun
-    out, at = store.rows(ids), torch.from_numpy(new)
-    for name, value in begun.items():
-        out[name].index_copy_(0, at.to(out[name].device), value.to(out[name].device))
-    return out

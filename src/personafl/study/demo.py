@@ -10,7 +10,7 @@ from personafl import metrics
 from personafl.runs.run import Run
 from personafl.study.differences import LEVEL
 from personafl.study.judgement import accuracy_of, floats
-from personafl.study.launch import Comparison
+from personafl.study.launch import StudyRuns
 from personafl.study.plan import HELD_BACK, Plan, plan
 
 METHODS = ("selffl", "fedamp", "persfl", "ditto", "fedavg", "separate")
@@ -32,7 +32,7 @@ def demo_plan(rounds: int, seed: int, seeds: int) -> Plan:
     return plan({**TABLES, "rounds": rounds, "seed": seed}, METHODS, seeds)
 
 
-def ranked(found: Comparison) -> list[str]:
+def ranked(found: StudyRuns) -> list[str]:
     """The methods but training alone, best first, on validation data that was held back from all of them.
 
     PersFL chooses one of fifteen students on the rest of it, and would be ahead there for that reason alone. Test data
@@ -42,12 +42,12 @@ def ranked(found: Comparison) -> list[str]:
     return sorted(scores, key=lambda m: -scores[m])
 
 
-def chosen(found: Comparison) -> str:
+def chosen(found: StudyRuns) -> str:
     """The method to show."""
     return ranked(found)[0]
 
 
-def sentence(found: Comparison) -> str:
+def sentence(found: StudyRuns) -> str:
     """What the table means, in words, from its numbers."""
     best, second = ranked(found)[:2]
     alone, together = _everybody(found.methods["separate"]), _everybody(found.methods[best])
@@ -64,7 +64,7 @@ def sentence(found: Comparison) -> str:
     )
 
 
-def _why(found: Comparison, best: str, second: str) -> str:
+def _why(found: StudyRuns, best: str, second: str) -> str:
     """Why this method is the one that is named."""
     first, other = (_mean(found, m, "personal_held_accuracy") for m in (best, second))
     p = metrics.wilcoxon(_held_back(found.methods[best]), _held_back(found.methods[second])).p
@@ -88,5 +88,5 @@ def _everybody(runs: dict[int, Run]) -> Any:
     return np.concatenate([a for a in accuracies if a is not None])
 
 
-def _mean(found: Comparison, method: str, key: str) -> float:
+def _mean(found: StudyRuns, method: str, key: str) -> float:
     return float(np.mean([run.score[key] for run in found.methods[method].values()]))

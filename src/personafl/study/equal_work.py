@@ -114,14 +114,14 @@ def scaled(job: PlannedRun, run: Run, budget: float) -> dict[str, Any]:
     work, before = gradients_per_client(run), _gradients_before_evaluation(run)
     if work <= before:
         return {}
-    factor, local = (budget - before) / (work - before), job.config.local
+    factor, local = (budget - before) / (work - before), job.recipe.local
     key, now = ("local.steps", _steps(local)) if local.epochs is None else ("local.epochs", local.epochs)
     wanted = max(1, round(now * factor))
     reached = before + (work - before) * wanted / now
     if _takes_the_settings_steps(run, local) and abs(reached / budget - 1) <= NEAR:
         return {} if wanted == now else {key: wanted}
     wanted = _rounds_for(run, factor)
-    return {} if wanted == job.config.schedule.rounds else {"rounds": wanted}
+    return {} if wanted == job.recipe.schedule.rounds else {"rounds": wanted}
 
 
 def _far(run: Run, budget: float) -> bool:

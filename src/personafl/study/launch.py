@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ import numpy as np
 from personafl.config import Config
 from personafl.errors import ConfigError, PersonaflError, RunError
 from personafl.federation import Federation
-from personafl.jobs import train_config
+from personafl.jobs import run_job
 from personafl.runs.run import Run
 from personafl.storage.folder import RunFolder
 from personafl.study.equal_work import EqualWork, equalize, measured
 from personafl.study.plan import Plan, PlannedRun
+from personafl.study.recipes import Recipe, identity, job_of, run_of
 from personafl.training.events import Listener
-from personafl.version import __version__
 
 log = logging.getLogger("personafl")
 
@@ -64,9 +63,19 @@ class Search:
     trials: list[Trial]
     chosen: dict[str, Any]
 
+    def sentence(self) -> str:
+        """What was chosen, in words."""
+        chosen = ", ".join(f"{key} = {value}" for key, value in self.chosen.items())
+        seconds = sum(trial.seconds for trial in self.trials)
+        _, split, what = self.measure.split("_", 2)
+        data = "held-back validation" if split == "held" else "validation"
+        return (
+            f"{self.method}: {chosen} is the best of {len(self.trials)} on {data} {what} ({seconds:.0f} s of training)."
+        )
+
 
 @dataclass(frozen=True)
-class Comparison:
+class StudyRuns:
     """The runs of each method by seed, in the order they were asked for."""
 
     folder: Path
@@ -84,7 +93,7 @@ def in_process(due: Iterator[PendingRun], listeners: Listeners) -> Generator[tup
     for one in due:
         why = None
         try:
-            train_config(one.job.config, one.path, True, listeners(one.job, False), one.federation)
+            run_job(job_of(one.job.recipe, one.federation), one.path, True, listeners(one.job, False))
         except RunError:
             raise  # the disk, or a folder in use: the next run would fail too
         except PersonaflError as error:
@@ -94,7 +103,7 @@ def in_process(due: Iterator[PendingRun], listeners: Listeners) -> Generator[tup
 
 def run_plan(
     planned: Plan, folder: Path, listeners: Listeners = lambda job, reused: (), launcher: Launcher = in_process
-) -> Comparison:
+) -> StudyRuns:
     """Run what is missing of a comparison. Started again after an interruption, it goes on where it was.
 
     `listeners(job, reused)` is asked for each run; a reused run is not trained, and tells its listeners nothing.
@@ -118,7 +127,7 @@ def run_plan(
         if run is not None:
             methods[job.method][job.seed] = run
     work = measured(work, methods) if work is not None else None
-    return Comparison(folder, methods, searches, cache.failures, planned.added, work)
+    return StudyRuns(folder, methods, searches, cache.failures, planned.added, work)
 
 
 class RunCache:
@@ -136,8 +145,10 @@ class RunCache:
         failed: dict[Path, tuple[str, int, str]] = {}
         with closing(self.launcher(self._due(jobs, paths), self.listeners)) as ended:
             for one, why in ended:
-                self._done[one.path] = Run(one.path) if why is None else None
-                if why is not None:
+                if why is None:
+                    self._done[one.path] = run_of(one.job.recipe, one.federation, one.path)
+                else:
+                    self._done[one.path] = None
                     log.warning("%s with seed %d failed: %s", one.job.method, one.job.seed, why)
                     failed[one.path] = (one.job.method, one.job.seed, why)
         # In the order they were asked for: the one in which runs end says nothing.
@@ -147,17 +158,20 @@ class RunCache:
     def _due(self, jobs: Sequence[PlannedRun], paths: list[Path]) -> Iterator[PendingRun]:
         """The runs that are not there yet, each once; `paths` gets the folder of every job."""
         for job in jobs:
-            federation = self._federation_of(job.config)
-            path = self.folder / f"{_legal(job.method)}-{job.seed}-{identity(job.config, federation)}"
+            federation = self._federation_of(job.recipe)
+            path = self.folder / f"{_legal(job.method)}-{job.seed}-{identity(job.recipe, federation)}"
             new = path not in self._done and path not in paths
             paths.append(path)
-            if new and RunFolder(path).exists and (found := Run(path)).complete:
+            if new and RunFolder(path).exists and Run(path).complete:
                 self.listeners(job, True)
-                self._done[path] = found
+                self._done[path] = run_of(job.recipe, federation, path)
             elif new:
                 yield PendingRun(job, path, federation)
 
-    def _federation_of(self, config: Config) -> Federation:
+    def _federation_of(self, recipe: Recipe) -> Federation:
+        if not isinstance(recipe, Config):
+            return recipe.federation()
+        config = recipe
         key = json.dumps({k: v for k, v in config.tables().items() if k in ("seed", "data", "partition", "splits")})
         if self._federation is None or self._federation[0] != key:
             federation = config.federation()
@@ -168,20 +182,12 @@ class RunCache:
 
 
 def _legal(method: str) -> str:
-    """A method's name as part of a folder's name, on any system.
+    """A method's name as part of a folder's name, on any system; a label from Python may hold anything.
 
     >>> _legal("mypackage.mine:Mine"), _legal("../elsewhere")
     ('mypackage.mine-Mine', '..-elsewhere')
     """
-    return re.sub(r'[<>:"/\\|?*\x00-\x1f]', "-", method)
-
-
-def identity(config: Config, federation: Federation) -> str:
-    """Eight characters that stand for a config, its data and the version: equal for runs that can be reused."""
-    tables = {key: value for key, value in config.tables().items() if key not in ("engine", "ray", "checkpoint_every")}
-    weights = Path(config.weights).read_bytes() if config.weights and Path(config.weights).is_file() else b""
-    everything = [tables, federation.fingerprint, __version__, sha256(weights).hexdigest()]
-    return sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return re.sub(r"[^\w.=+-]+", "-", method)
 
 
 def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) -> Search:
@@ -190,7 +196,7 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
     Where the method chooses on validation data itself, the score is that on what was held back from it.
     """
     found: list[Trial] = []
-    held = planned.trial(method, planned.seeds[0], planned.points(method)[0]).config.local.held_back is not None
+    held = planned.trial(method, planned.seeds[0], planned.points(method)[0]).recipe.local.held_back is not None
     split = "held" if held else "val"
     measure = f"personal_{split}_accuracy"
     for p, point in enumerate(planned.points(method)):
@@ -198,13 +204,13 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
         done = [run for run in runs if run is not None]
         if any("personal_val_loss" not in run.score for run in done):
             raise ConfigError(
-                "--tune chooses on validation data and nobody has any: give `splits` a second share, as in "
+                "a search chooses on validation data and nobody has any: give `splits` a second share, as in "
                 "splits = [0.7, 0.1, 0.2]"
             )
         if any(f"personal_{split}_loss" not in run.score for run in done):
             raise ConfigError(
-                f"--tune scores {method} on validation data that it has not chosen on itself, and there is too little "
-                "to divide: give `splits` a larger second share"
+                f"a search scores {method} on validation data that it has not chosen on itself, and there is too "
+                "little to divide: give `splits` a larger second share"
             )
         if any(measure not in run.score for run in done):
             measure = f"personal_{split}_loss"
@@ -214,5 +220,5 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
         found.append(Trial(point, score, sum(run.seconds for run in done), [run.path.name for run in done]))
     best = max(found, key=lambda trial: trial.score)
     if best.score == -np.inf:
-        raise RunError(f"--tune: every setting of {method} failed; the warnings above say why")
+        raise RunError(f"every setting of {method} failed; the warnings above say why")
     return Search(method, measure, found, best.settings)

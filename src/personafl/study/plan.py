@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.extras import needs_validation
 from personafl.config import Config, for_method, parse
 from personafl.errors import ConfigError
+from personafl.study.recipes import Recipe
 
 log = logging.getLogger("personafl")
 
@@ -34,35 +35,50 @@ class PlannedRun:
 
     method: str
     seed: int
-    config: Config
+    recipe: Recipe
     settings: dict[str, Any] = field(default_factory=dict)
     """Values of the keys that are searched."""
+
+    @property
+    def config(self) -> Config:
+        """The config of a run that was planned from one."""
+        if not isinstance(self.recipe, Config):
+            raise ConfigError(f"{self.method} was planned in Python: runs on Ray are made from a config only")
+        return self.recipe
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison will do: methods in order, seeds, and for each method the grid that is searched."""
+    """What a comparison will do: methods in order, seeds, and for each method the grid that is searched.
 
-    tables: Mapping[str, Any]
+    `recipe(method, seed, settings)` is what is run, with values for dotted keys such as `local.lr`; it raises what is
+    wrong with them.
+    """
+
+    recipe: Callable[[str, int, Mapping[str, Any]], Recipe]
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-    overrides: tuple[str, ...] = ()
     grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     tune_seeds: int = 1
     added: tuple[str, ...] = ()
     equal_work: bool = False
 
+    def checked(self) -> Plan:
+        """This plan; raises what is wrong with the settings of any method before anything runs."""
+        for method in self.methods:
+            for point in self.points(method):
+                self.job(method, self.seeds[0], point)
+        return self
+
     def job(self, method: str, seed: int, settings: Mapping[str, Any] | None = None) -> PlannedRun:
         """A method at a seed, with values for the keys that are searched."""
         chosen = dict(settings or {})
-        more = [f"{key}={_toml(value)}" for key, value in chosen.items()]
-        values = for_method(self.tables, method, [*self.overrides, *more, f"seed={seed}"])
-        return PlannedRun(method, seed, parse(values), chosen)
+        return PlannedRun(method, seed, self.recipe(method, seed, chosen), chosen)
 
     def trial(self, method: str, seed: int, point: Mapping[str, Any]) -> PlannedRun:
         """A point of a search. From an algorithm that chooses on validation data itself, a part is held back."""
         job = self.job(method, seed, point)
-        if not needs_validation(job.config.algorithm) or job.config.local.held_back is not None:
+        if not needs_validation(job.recipe.algorithm) or job.recipe.local.held_back is not None:
             return job
         return self.job(method, seed, {**point, "local.held_back": HELD_BACK})
 
@@ -82,8 +98,7 @@ class Plan:
         if method not in self.grid:
             return 0
         point, seed = self.points(method)[0], self.seeds[0]
-        same = self.trial(method, seed, point).config == self.job(method, seed, point).config
-        return self.tune_seeds if same else 0
+        return self.tune_seeds if self.trial(method, seed, point).settings == point else 0
 
 
 def plan(
@@ -129,21 +144,63 @@ def plan(
     if "all" in names:
         names = [*(n for n in names if n != "all"), *(n for n in ALGORITHMS.usable()[0] if n not in names)]
     names = list(dict.fromkeys(names))
-    added = tuple(reference for reference in REFERENCES if reference not in names)
+    added = missing_references(names)
     first = parse(for_method(tables, names[0], overrides)).seed
-    made = Plan(
-        tables, (*names, *added), tuple(range(first, first + seeds)), tuple(overrides),
-        _grids(tune, names, added), tune_seeds, added, equal_work,
-    )  # fmt: skip
-    for m in made.methods:
-        for point in made.points(m):
-            made.job(m, first, point)  # raises what is wrong with its settings
-    return made
+    recipe, grid = config_recipes(tables, overrides), grids(_listed(tune), names, added, ("local", "model"))
+    numbers = tuple(range(first, first + seeds))
+    return Plan(recipe, (*names, *added), numbers, grid, tune_seeds, added, equal_work).checked()
 
 
-def _grids(tune: Sequence[str], methods: Sequence[str], added: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """The keys and values to search for each method; a key for all is searched for the added ones as well."""
-    grids: dict[str, dict[str, list[Any]]] = {}
+def config_recipes(
+    tables: Mapping[str, Any], overrides: Sequence[str] = ()
+) -> Callable[[str, int, Mapping[str, Any]], Config]:
+    """What `Plan.recipe` is for the tables of a config."""
+
+    def recipe(method: str, seed: int, settings: Mapping[str, Any]) -> Config:
+        more = [f"{key}={_toml(value)}" for key, value in settings.items()]
+        return parse(for_method(tables, method, [*overrides, *more, f"seed={seed}"]))
+
+    return recipe
+
+
+def missing_references(methods: Collection[str]) -> tuple[str, ...]:
+    """What comes along because QoI needs it."""
+    return tuple(reference for reference in REFERENCES if reference not in methods)
+
+
+def grids(
+    search: Mapping[str, Sequence[Any]], methods: Sequence[str], added: Sequence[str], tables: Sequence[str]
+) -> dict[str, dict[str, list[Any]]]:
+    """The keys and values to search for each method.
+
+    Parameters
+    ----------
+    search
+        Values by key: `local.lr`, or `ditto.lam` for a field of a method's algorithm.
+    added
+        Methods that nobody named; keys for all methods are searched for them as well.
+    tables
+        What counts for all methods: `local`.
+    """
+    found: dict[str, dict[str, list[Any]]] = {}
+    for key, values in search.items():
+        method = max((m for m in methods if key.startswith(f"{m}.")), key=len, default=None)
+        if method is not None:
+            found.setdefault(method, {})[f"algorithm.{key.removeprefix(f'{method}.')}"] = list(values)
+        elif key.startswith(tuple(f"{table}." for table in tables)):
+            for m in (*methods, *added):
+                found.setdefault(m, {})[key] = list(values)
+        else:
+            raise ConfigError(
+                f"{key!r} cannot be searched: {key.partition('.')[0]!r} is not {' or '.join(tables)}, nor one of the "
+                f"methods that are compared ({', '.join(methods)})"
+            )
+    return found
+
+
+def _listed(tune: Sequence[str]) -> dict[str, list[Any]]:
+    """Keys and values as they stand on the command line."""
+    found = {}
     for text in tune:
         key, equals, values = text.partition("=")
         try:
@@ -154,18 +211,8 @@ def _grids(tune: Sequence[str], methods: Sequence[str], added: Sequence[str]) ->
             raise ConfigError(
                 f"--tune {text!r}: must be key=[value, …], such as local.lr=[0.01,0.1] or ditto.lam=[0.1,1]"
             )
-        method, _, own = key.strip().partition(".")
-        if method in methods and own:
-            grids.setdefault(method, {})[f"algorithm.{own}"] = listed
-        elif method in ("local", "model"):
-            for m in (*methods, *added):
-                grids.setdefault(m, {})[key.strip()] = listed
-        else:
-            raise ConfigError(
-                f"--tune {text!r}: {method!r} is not local or model, nor one of the methods that are compared "
-                f"({', '.join(methods)})"
-            )
-    return grids
+        found[key.strip()] = listed
+    return found
 
 
 def _algorithm(tables: Mapping[str, Any]) -> str:

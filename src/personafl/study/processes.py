@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Generator, Iterator
@@ -19,9 +20,10 @@ from typing import Any
 import torch
 
 from personafl.config import Config
-from personafl.errors import PersonaflError, RunError
-from personafl.jobs import train_config
+from personafl.errors import ConfigError, PersonaflError, RunError
+from personafl.jobs import config_job, run_job
 from personafl.study.launch import Listeners, PendingRun, in_process
+from personafl.training.job import Job
 
 
 def cores() -> int:
@@ -85,17 +87,35 @@ class Processes:
                     ) from None
 
     def _with_threads(self, one: PendingRun) -> PendingRun:
-        """With as many threads as its config says, or else its share of the cores."""
-        config = one.job.config
-        engine = replace(config.engine, threads=config.engine.threads or self.threads)
-        return replace(one, job=replace(one.job, config=replace(config, engine=engine)))
+        """With as many threads as it asks for, or else its share of the cores."""
+        recipe = one.job.recipe
+        engine = replace(recipe.engine, threads=recipe.engine.threads or self.threads)
+        return replace(one, job=replace(one.job, recipe=replace(recipe, engine=engine)))
 
     def _submit(self, one: PendingRun) -> Future[str | None]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.at_once, multiprocessing.get_context("spawn"), _prepare, (self.threads,)
             )
-        return self._pool.submit(_make, one.job.config, one.path)
+        # The data of a config is made there anew: it is larger than what it is made from.
+        recipe = one.job.recipe
+        sent = recipe if isinstance(recipe, Config) else _pickled(recipe.job(one.federation))
+        return self._pool.submit(_make, sent, one.path)
+
+
+def _pickled(job: Job) -> bytes:
+    try:
+        return pickle.dumps(job)
+    except Exception as error:  # whatever somebody's module or loss raises
+        raise _not_sent(error) from error
+
+
+def _not_sent(error: Exception) -> ConfigError:
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(
+        f"the module, its loss or the algorithm cannot be sent to another process ({reason}): define them in a "
+        "file that can be imported, or make one run at a time"
+    )
 
 
 # --- in a process of its own
@@ -125,15 +145,26 @@ def _note_stop(number: int, frame: Any) -> None:
     _stopped = True
 
 
-def _make(config: Config, path: Path) -> str | None:
-    """Why it failed; None if it did not. The data is made anew: it is larger than what it is made from."""
+def _make(sent: Config | bytes, path: Path) -> str | None:
+    """Why it failed; None if it did not."""
+    job = _unpickled(sent) if isinstance(sent, bytes) else None  # what cannot be sent is no failure of one run
     try:
-        federation = config.federation()
+        if isinstance(sent, Config):
+            job = config_job(sent, sent.federation())
         if _stopped:
             raise KeyboardInterrupt
-        train_config(config, path, True, (), federation)
+        run_job(job, path, True)  # type: ignore[arg-type]
     except RunError:
         raise
     except PersonaflError as error:
         return str(error)
     return None
+
+
+def _unpickled(sent: bytes) -> Job:
+    """A job that our own parent process sent."""
+    try:
+        job: Job = pickle.loads(sent)
+    except Exception as error:
+        raise _not_sent(error) from error
+    return job

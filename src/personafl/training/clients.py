@@ -24,8 +24,9 @@ from personafl.errors import RunError
 from personafl.kernels.task import Task
 from personafl.settings import Local
 from personafl.states import Ints, State
-from personafl.storage.client_store import ClientStore, first_state, states
+from personafl.storage.client_store import ClientStore
 from personafl.storage.folder import RunFolder
+from personafl.training.client_states import first_state, states
 from personafl.training.evaluation import (
     ClientIndex,
     Columns,

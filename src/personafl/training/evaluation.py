@@ -17,7 +17,8 @@ from personafl.federation import Federation
 from personafl.federation.arrays import SPLITS, Split
 from personafl.kernels.task import Task, correct
 from personafl.states import Ints, State
-from personafl.storage.client_store import ClientStore, states
+from personafl.storage.client_store import ClientStore
+from personafl.training.client_states import states
 
 Columns = dict[str, NDArray[Any]]
 

@@ -15,7 +15,7 @@ import numpy as np
 from personafl.metrics import mean_over_seeds
 from personafl.runs.run import Run
 from personafl.study.launch import Search
-from personafl.study.plan import Plan
+from personafl.study.plan import Plan, config_recipes
 from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, Number, Numbers
 
@@ -190,7 +190,7 @@ def planned(
     """
     whole = {"engine": ENGINE, "methods": {name: dict(own) for name, own in methods.items()}, **tables}
     grids = {m: {key: list(values) for key, values in keys.items()} for m, keys in (grid or {}).items()}
-    return Plan(whole, tuple(methods), tuple(seeds), grid=grids, tune_seeds=tune_seeds)
+    return Plan(config_recipes(whole), tuple(methods), tuple(seeds), grid=grids, tune_seeds=tune_seeds)
 
 
 def with_settings(own: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from personafl.settings import require_ray
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
 from personafl.storage.client_log import ClientLog
-from personafl.storage.client_store import first_state
 from personafl.storage.folder import RunFolder
+from personafl.training.client_states import first_state
 from personafl.training.clients import AT_ONCE, RELEASES, SEEN, Answers, Clients, check_kept
 from personafl.training.evaluation import ClientIndex, Columns, ServerSnapshot
 from personafl.training.job import Job
