@@ -104,7 +104,7 @@ def test_the_command_line_resumes_what_was_killed(worker, operations, expected, 
 
 def test_killed_while_checkpoints_share_files(worker, tmp_path):
     """As those of large runs do."""
-    kill_while_logging(worker, tmp_path, every=9)
+    kill_while_logging(worker, tmp_path, every=29)
 
 
 @pytest.mark.slow
