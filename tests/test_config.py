@@ -5,11 +5,12 @@ import tomli_w
 
 from personafl.algorithms import FedAvg, FedProx
 from personafl.config import Config, parse, read_config
-from personafl.data import IID, Digits, Dirichlet, Gaussian
+from personafl.data import IID, Digits, Dirichlet
 from personafl.errors import ConfigError
 from personafl.models import MLP, LinearModel
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.storage.folder import _without_none
+from personafl_papers.data.gaussian import Gaussian
 
 
 def refused(values):

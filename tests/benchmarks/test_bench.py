@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from personafl.cli import app
 from personafl.engines.base import torch_threads
 from personafl.errors import ConfigError, DataError
-from personafl_bench import contest, find_peers, machine, references, tables
+from personafl_bench import contest, machine, references
 from personafl_bench.jobs import CNN_JOB, EVALUATION, JOBS, LSTM, MNIST_JOB, SMALL, Job
 from personafl_bench.picture import draw
+from personafl_bench.run import find_peers, tables
 from tests.waiting import until
 
 PEERS = Path(contest.__file__).parent / "peers"

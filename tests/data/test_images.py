@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from personafl.config import parse
-from personafl.data import FMNIST, IID, MNIST, Letters, Lognormal, Natural, PowerLaw, Practical, build
-from personafl.data import files as data_files
+from personafl.data import FMNIST, IID, MNIST, Lognormal, Natural, PowerLaw, build
+from personafl.data import readers as data_files
 from personafl.data.images import FMNIST_FIRST, IDX_FILES, MNIST_FIRST
 from personafl.data.readers import read_idx
 from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
+from personafl_papers.data.letters import Letters
+from personafl_papers.partitions.practical import Practical
 
 TRAIN, TEST = 40, 20
 

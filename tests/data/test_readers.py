@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from personafl import Federation
-from personafl.config import default_model, parse
+from personafl.config import parse
 from personafl.data import IID, Files, Natural, build
 from personafl.errors import ConfigError, DataError
 from personafl.jobs import train_config
+from personafl.models import default_model
 
 RNG = np.random.default_rng(0)
 TABLE = {

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.data import IID, SOURCES, Digits, Gaussian, Samples, Synthetic, build
+from personafl.data import IID, SOURCES, Digits, Samples, build
 from personafl.errors import ConfigError
+from personafl_papers.data.gaussian import Gaussian
+from personafl_papers.data.synthetic import Synthetic
 
 
 def test_the_registry_knows_sources_by_name():

@@ -149,12 +149,12 @@ def test_no_step_is_spent_on_a_client_that_has_finished(tmp_path):
 
 
 def test_the_public_way_out_of_vmap_gives_the_same(tmp_path, monkeypatch):
-    from personafl.engines import outside
+    from personafl.engines import vmap
 
-    assert outside.FAST, "this torch lacks the primitives of the fast path"
+    assert vmap.FAST, "this torch lacks the primitives of the fast path"
     local = Local(lr=0.05, batch_size=4, epochs=2)
     fast = everything(run("stacked", "fedprox", "cnn with group norm", tmp_path, local, activity=1.0))
-    monkeypatch.setattr(outside, "FAST", False)
+    monkeypatch.setattr(vmap, "FAST", False)
     slow = everything(run("stacked", "fedprox", "cnn with group norm", tmp_path, local, activity=1.0))
     for name, value in fast.items():
         np.testing.assert_array_equal(value, slow[name], err_msg=name)

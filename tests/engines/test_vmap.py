@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from personafl.engines import outside
+from personafl.engines import vmap
 from personafl.engines.vmap import outside_vmap, over_clients
 
 
 @pytest.fixture(params=[True, False], ids=["primitives", "public"])
 def way(request, monkeypatch):
-    assert outside.FAST, "this torch lacks the primitives of the fast path"
-    monkeypatch.setattr(outside, "FAST", request.param)
+    assert vmap.FAST, "this torch lacks the primitives of the fast path"
+    monkeypatch.setattr(vmap, "FAST", request.param)
 
 
 def test_a_function_of_one_client_for_all(way):

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personafl.data import DS4, IID, Digits, Dirichlet, Gaussian, build
+from personafl.data import IID, Digits, Dirichlet, build
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.overview import heterogeneity, label_counts, overview
+from personafl_papers.data.gaussian import Gaussian
+from personafl_papers.partitions.ds4 import DS4
 
 
 def federation(counts):

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from personafl.data import IID, Digits, Dirichlet, Gaussian, Practical, build
+from personafl.data import IID, Digits, Dirichlet, build
 from personafl.errors import DataError
 from personafl.federation.overview import label_counts
 from personafl.federation.overview_plot import CIRCLES, draw, plot
+from personafl_papers.data.gaussian import Gaussian
+from personafl_papers.partitions.practical import Practical
 
 
 def test_the_area_of_a_circle_is_the_number_of_samples():

@@ -7,7 +7,8 @@ from torch.func import functional_call
 
 from personafl.kernels import convolution, stacking
 from personafl.kernels.task import Batch, Task
-from personafl.models import CNN, FemnistCNN, WakewordCNN
+from personafl.models import CNN, FemnistCNN
+from personafl_papers.models.wakeword import WakewordCNN
 
 CLIENTS, SAMPLES = 3, 2
 

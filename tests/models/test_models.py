@@ -7,13 +7,13 @@ from torch import nn
 
 from personafl.algorithms import Algorithm, FedAvg, PersFL
 from personafl.config import parse
+from personafl.data import SOURCES
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.kernels.task import Batch, Task
 from personafl.models import (
     CNN,
-    DEFAULT_MODEL,
     MCLR,
     MLP,
     MODELS,
@@ -21,7 +21,6 @@ from personafl.models import (
     LinearModel,
     LSTMModel,
     Model,
-    WakewordCNN,
     initialize,
 )
 from personafl.registry import checked
@@ -30,6 +29,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
+from personafl_papers.models.wakeword import WakewordCNN
 
 
 def size(model: Model, shape, outputs: int, tables=None) -> int:
@@ -172,11 +172,12 @@ def test_settings_out_of_range(model, settings, message):
 
 def test_every_data_set_has_the_model_of_its_papers():
     assert parse({"data": "digits"}).model == MLP()
-    assert {name: DEFAULT_MODEL[name] for name in ("mnist", "fmnist", "emnist", "letters", "cifar10", "cifar100")} == {
+    of_papers = {
         "mnist": "mclr", "fmnist": "mlp", "emnist": "mclr", "letters": "mclr", "cifar10": "cnn", "cifar100": "cnn",
+        "sent140": "lstm", "wakeword": "wakeword-cnn",
     }  # fmt: skip
-    assert (DEFAULT_MODEL["sent140"], DEFAULT_MODEL["wakeword"]) == ("lstm", "wakeword-cnn")
-    assert set(DEFAULT_MODEL.values()) <= set(MODELS)
+    assert {name: SOURCES[name].default_model for name in of_papers} == of_papers
+    assert {kind.default_model for kind in SOURCES.values() if hasattr(kind, "default_model")} <= set(MODELS)
 
 
 # --- weights -------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 
 from personafl.cli.compare import write_files
 from personafl.errors import ConfigError
+from personafl.study import plan as module
 from personafl.study.judgement import judge
-from personafl.study.judgement import plan as module
 from personafl.study.launch import identity, run_plan
 from personafl.study.plan import plan
 from personafl.training.events import Listener

@@ -22,7 +22,7 @@ from personafl.engines.base import cores
 from personafl.errors import ConfigError, RunError
 from personafl.runs.watch import lock_held
 from personafl.storage import checkpoint
-from personafl.study.judgement import ray_launcher as sweep
+from personafl.study import ray_launcher as sweep
 from personafl.study.launch import run_plan
 from personafl.study.plan import PlannedRun, plan
 from personafl.study.progress import StudyProgress

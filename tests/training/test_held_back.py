@@ -16,7 +16,7 @@ from personafl.federation import Federation
 from personafl.jobs import train
 from personafl.settings import Local
 from personafl.streams import name_key
-from personafl.study.judgement import demo
+from personafl.study import demo
 from personafl.study.launch import Comparison, run_plan
 from personafl.study.plan import plan
 

@@ -8,23 +8,15 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from personafl.data.partitions import (
-    DS1,
-    DS2,
-    DS3,
-    DS4,
-    IID,
-    PARTITIONS,
-    Dirichlet,
-    Lognormal,
-    Natural,
-    Pathological,
-    PFedMeUsers,
-    PowerLaw,
-    Practical,
-)
+from personafl.data.partitions import IID, PARTITIONS, Dirichlet, Lognormal, Natural, Pathological, PowerLaw
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
+from personafl_papers.partitions.ds1 import DS1
+from personafl_papers.partitions.ds2 import DS2
+from personafl_papers.partitions.ds3 import DS3
+from personafl_papers.partitions.ds4 import DS4
+from personafl_papers.partitions.pfedme import PFedMeUsers
+from personafl_papers.partitions.practical import Practical
 from tests.data.partitions.facts import assert_proper, deal, same
 
 CLIENTS = st.integers(1, 20)

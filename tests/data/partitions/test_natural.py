@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personafl.data import Digits, Dirichlet, Gaussian, Natural, Samples, build
+from personafl.data import Digits, Dirichlet, Natural, Samples, build
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
+from personafl_papers.data.gaussian import Gaussian
 
 OWNERS = np.repeat(["w10", "w2", "w7", "w1"], [4, 4, 9, 2])
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.signal import freqz
 
-from personafl.data import devices
 from personafl.streams import generator
+from personafl_papers.data import devices
 from personafl_papers.data.audio import RATE, log_mel
 from personafl_papers.data.devices import DEVICES, FREQUENCIES, SNR, STATES, alarm, microphone, mixed, music, recorded
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from personafl.data import Letters
 from personafl.errors import DataError
+from personafl_papers.data.letters import Letters
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import torch
 
 import personafl as pf
 from personafl.config import parse
-from personafl.data import IID, Natural, Sent140, build
-from personafl.data.sources import sent140
+from personafl.data import IID, Natural, build
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.jobs import train_config
-from personafl_papers.data.sent140 import ARCHIVE, SMALL, TWEETS
+from personafl_papers.data import sent140
+from personafl_papers.data.sent140 import ARCHIVE, SMALL, TWEETS, Sent140
 from personafl_papers.data.text import Vocabulary
 from personafl_papers.data.vectors import GLOVE
 

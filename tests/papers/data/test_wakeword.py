@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from personafl.config import parse
-from personafl.data import IID, Wakeword, build
+from personafl.data import IID, build
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
 from personafl_papers.data.audio import RATE, mulaw_encoded
 from personafl_papers.data.devices import DEVICES, STATES
 from personafl_papers.data.speech import MOST_BYTES, find_corpus
-from personafl_papers.data.wakeword import PAPER_SIZES, apportioned, deal, states_tested
+from personafl_papers.data.wakeword import PAPER_SIZES, Wakeword, apportioned, deal, states_tested
 
 WORDS = ("go", "up", "zero")
 PEOPLE = 40

@@ -7,19 +7,14 @@ from hypothesis import strategies as st
 
 from personafl.config import parse
 from personafl.data import Digits, build
-from personafl.data.partitions import (
-    DS1,
-    DS2,
-    DS3,
-    DS4,
-    PARTITIONS,
-    Dirichlet,
-    Lognormal,
-    PFedMeUsers,
-    PowerLaw,
-    Practical,
-)
+from personafl.data.partitions import PARTITIONS, Dirichlet, Lognormal, PowerLaw
 from personafl.errors import ConfigError, DataError
+from personafl_papers.partitions.ds1 import DS1
+from personafl_papers.partitions.ds2 import DS2
+from personafl_papers.partitions.ds3 import DS3
+from personafl_papers.partitions.ds4 import DS4
+from personafl_papers.partitions.pfedme import PFedMeUsers
+from personafl_papers.partitions.practical import Practical
 from tests.data.partitions.facts import CIFAR10_LABELS, MNIST_LABELS, assert_proper, counts_of, deal, neighbours
 
 

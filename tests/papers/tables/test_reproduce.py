@@ -12,7 +12,7 @@ import pytest
 from personafl import cli
 from personafl.errors import RunError
 from personafl_papers import tables
-from personafl_papers.tables import at_hand
+from personafl_papers.tables import availability
 from personafl_papers.tables.claims import Claim, above
 from personafl_papers.tables.measures import columns, over_rounds
 from personafl_papers.tables.table import Found, Measured, Part, Table, planned, with_settings
@@ -161,14 +161,14 @@ def test_list_tables_says_what_can_be_run(command):
 
 def test_data_is_here_when_its_files_are(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path))
-    assert not any(at_hand.here(source) for source in at_hand.FINDERS)
+    assert not any(availability.here(source) for source in availability.FINDERS)
     for name in ("mnist.npz", "ocr_letters.npz", "cifar10.npz", "gzip.zip", "speech_commands_8khz_mulaw.npz"):
         (tmp_path / name).touch()
-    found = {source for source in at_hand.FINDERS if at_hand.here(source)}
+    found = {source for source in availability.FINDERS if availability.here(source)}
     assert found == {"mnist", "letters", "cifar10", "emnist", "wakeword"}
     monkeypatch.delenv("PERSONAFL_OFFLINE")
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / ".."))
-    assert not at_hand.here("fmnist") and "PERSONAFL_OFFLINE" not in os.environ, "asking must not download"
+    assert not availability.here("fmnist") and "PERSONAFL_OFFLINE" not in os.environ, "asking must not download"
 
 
 SCRIPT = """
