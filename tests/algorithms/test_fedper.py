@@ -52,7 +52,7 @@ def trained(algorithm: Algorithm, folder: Path, rounds: int = 3, **options: obje
 
 
 def personal(runner: Runner) -> np.ndarray:
-    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
     return torch.cat([part.theta for part in parts]).numpy()
 
 

@@ -68,9 +68,9 @@ def everything(runner: Runner) -> dict[str, np.ndarray]:
     """Server and client states, personalized models and measurements after some rounds."""
     out = {f"server {n}": v.numpy() for n, v in runner.server.items()}
     out |= {f"client {n}": v.numpy() for n, v in runner.clients.store.get(np.arange(7)).items()}
-    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
     out["personal"] = torch.cat([part.theta for part in parts]).numpy()
-    columns = measure(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
+    columns = measure(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
     out |= {f"measured {n}": v for n, v in columns.items()}
     out |= {"steps": runner.steps, "active": runner.active, "gradients": runner.gradients}
     return out

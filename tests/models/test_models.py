@@ -246,7 +246,7 @@ def trained(engine: str, algorithm: Algorithm, model: Model, shape: tuple[int, .
     runner = Runner(algorithm, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(2):
         runner.step()
-    now = (runner.algorithm, made, runner.clients.store, runner.moment(True))
+    now = (runner.algorithm, made, runner.clients.store, runner.snapshot(True))
     personal = torch.cat([part.theta for part in personal_models(*now)])
     return {**measure(*now), "personal": personal.numpy(), "global": runner.server["theta"].numpy()}
 

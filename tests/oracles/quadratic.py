@@ -94,7 +94,7 @@ def personal(runner: Runner) -> Array:
     """The personalized models of all clients, (M, d)."""
     from personafl.training.evaluation import personal_models
 
-    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
     return torch.cat([part.theta for part in parts]).double().numpy()
 
 

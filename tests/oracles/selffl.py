@@ -173,7 +173,7 @@ def with_known(
 
 def reported(runner: Runner) -> dict[str, Array]:
     """The columns that an evaluation adds for each client."""
-    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(True))
+    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
     (part,) = list(parts)
     return {name: value.double().numpy() for name, value in part.report.items()}
 

@@ -41,7 +41,7 @@ def trained(folder, algorithm, engine="stacked"):
 
 
 def state(runner):
-    return runner.algorithm, runner.clients.engine, runner.clients.store, runner.moment(False)
+    return runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(False)
 
 
 @pytest.mark.parametrize("algorithm", archetypes())

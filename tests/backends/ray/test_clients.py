@@ -317,7 +317,7 @@ def state_of(run: Runner) -> dict:
     everybody = np.arange(CLIENTS)
     out = {f"server {n}": v for n, v in run.server.items()}
     out |= {f"client {n}": v for n, v in run.clients.rows(everybody).items()}
-    out |= {f"measured {n}": v for n, v in run.clients.measure(run.moment(True), everybody).items()}
+    out |= {f"measured {n}": v for n, v in run.clients.measure(run.snapshot(True), everybody).items()}
     counted = {"steps": run.steps, "gradients": run.gradients, "active": run.active}
     return out | counted | {"bytes": run.traffic["bytes_up"]}
 
@@ -544,7 +544,7 @@ def test_where_there_is_no_room_for_a_new_actor_another_does_its_work(cluster, t
     monkeypatch.setattr(Pooled, "idle", [])
     before = state_of(run)
     cluster.kill(clients.shards.hosts[0])
-    assert_close(clients.measure(run.moment(False), np.arange(CLIENTS)), {
+    assert_close(clients.measure(run.snapshot(False), np.arange(CLIENTS)), {
         n.removeprefix("measured "): v for n, v in before.items() if n.startswith("measured ")})  # fmt: skip
     assert clients.shards.hosts[0] == clients.shards.hosts[1]
     run.step()
