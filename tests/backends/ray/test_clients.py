@@ -69,6 +69,9 @@ def model() -> nn.Module:
 TASK = Task(model())
 
 
+QUICK = {"prestart_worker_first_driver": False, "worker_niceness": 0}
+"""Else Ray starts 12 processes at once, and lets its own wait for whatever else this machine does."""
+
 # --- Ray, once for all tests; three actors that tests use one after another, because one takes seconds to start
 
 
@@ -84,7 +87,7 @@ def cluster():
                 ray.init(
                     address="local", num_cpus=12, include_dashboard=False, log_to_driver=False,
                     logging_level=logging.ERROR,
-                    _system_config={"prestart_worker_first_driver": False},  # else 12 at once
+                    _system_config=QUICK,
                 )  # fmt: skip
                 break
             except Exception as error:
