@@ -129,6 +129,7 @@ def test_processor_time_and_memory_include_what_a_process_starts():
         process.wait()
 
 
+@pytest.mark.slow
 def test_bench_prints_json_alone():
     """The command itself compares what references compute with what the engine does, and leaves out who differs."""
     done = CliRunner().invoke(app, ["bench", "--jobs", "a", "--repeat", "1", "--threads", "1", "--json"])
