@@ -168,14 +168,14 @@ def test_list_tables_says_what_can_be_run(command):
 
 def test_data_is_here_when_its_files_are(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path))
-    assert not any(availability.here(source) for source in availability.FINDERS)
+    assert not any(availability.available(source) for source in availability.FINDERS)
     for name in ("mnist.npz", "ocr_letters.npz", "cifar10.npz", "gzip.zip", "speech_commands_8khz_mulaw.npz"):
         (tmp_path / name).touch()
-    found = {source for source in availability.FINDERS if availability.here(source)}
+    found = {source for source in availability.FINDERS if availability.available(source)}
     assert found == {"mnist", "letters", "cifar10", "emnist", "wakeword"}
     monkeypatch.delenv("PERSONAFL_OFFLINE")
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / ".."))
-    assert not availability.here("fmnist") and "PERSONAFL_OFFLINE" not in os.environ, "asking must not download"
+    assert not availability.available("fmnist") and "PERSONAFL_OFFLINE" not in os.environ, "asking must not download"
 
 
 SCRIPT = """
