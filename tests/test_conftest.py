@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,6 +109,10 @@ def test_what_cannot_be_interrupted_ends_with_its_process_and_what_it_started(tm
     while alive(tmp_path / "stuck"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_files_that_go_first_are_there():
+    assert [name for name in LONGEST if not (ROOT / name).is_file()] == []
 
 
 def test_every_test_has_a_limit(request):

@@ -89,23 +89,28 @@ def test_evaluation_by_vmap_counts_what_plain_predictions_get_right():
 def test_peers_learn_the_model_and_the_samples_that_personafl_has(tmp_path):
     """In an interpreter that imports the peers' side as they do: the same outputs, and batches that use all samples."""
     code = (
-        f"import sys; sys.path.insert(0, {str(PEERS)!r}); folder = {str(tmp_path)!r}\n"
+        f"import sys; sys.path.insert(0, {str(PEERS)!r})\n"
         "import numpy as np, torch, protocol, torch_models\n"
-        "job = protocol.Given.load(folder)\n"
-        "with torch.no_grad(): np.save(folder + '/out.npy', torch_models.build(job)(torch.from_numpy(job.x[:5])))\n"
-        "x, y = torch_models.clients(folder)[3]\n"
-        "seen = list(torch_models.Batches(x, y, 7, 10))\n"
-        "assert len(seen) == 7 and {len(a) for a, _ in seen} == {10}\n"
-        "epoch = torch.cat([a for a, _ in seen[:5]]).flatten(1).sum(1).sort().values\n"
-        "assert torch.equal(epoch, x.flatten(1).sum(1).sort().values)\n"
+        "for folder in sys.argv[1:]:\n"
+        "    job = protocol.Given.load(folder)\n"
+        "    with torch.no_grad():\n"
+        "        np.save(folder + '/out.npy', torch_models.build(job)(torch.from_numpy(job.x[:5])))\n"
+        "    x, y = torch_models.clients(folder)[3]\n"
+        "    seen = list(torch_models.Batches(x, y, 7, 10))\n"
+        "    assert len(seen) == 7 and {len(a) for a, _ in seen} == {10}\n"
+        "    epoch = torch.cat([a for a, _ in seen[:5]]).flatten(1).sum(1).sort().values\n"
+        "    assert torch.equal(epoch, x.flatten(1).sum(1).sort().values)\n"
         "assert 'personafl' not in sys.modules\n"
     )
-    for job in (SMALL, CNN_JOB, LSTM):
-        job.save(tmp_path, threads=1)
-        subprocess.run([sys.executable, "-c", code], check=True)
+    jobs = {tmp_path / job.name: job for job in (SMALL, CNN_JOB, LSTM)}
+    for folder, job in jobs.items():
+        folder.mkdir()
+        job.save(folder, threads=1)
+    subprocess.run([sys.executable, "-c", code, *map(str, jobs)], check=True)
+    for folder, job in jobs.items():
         with torch.no_grad():
             expected = job.task().predict(job.task().theta0, job.federation().x[:5])
-        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.load(folder / "out.npy"), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_processor_time_and_memory_include_what_a_process_starts():
@@ -124,6 +129,7 @@ def test_processor_time_and_memory_include_what_a_process_starts():
         process.wait()
 
 
+@pytest.mark.slow
 def test_bench_prints_json_alone():
     """The command itself compares what references compute with what the engine does, and leaves out who differs."""
     done = CliRunner().invoke(app, ["bench", "--jobs", "a", "--repeat", "1", "--threads", "1", "--json"])

@@ -13,6 +13,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles
 from personafl.training.runner import Runner
+from tests.archetypes import archetypes
 from tests.engines.test_agreement import MODELS, Schedule, Task, federation, torch
 
 ROUNDS, BATCH = 3, 4
@@ -85,7 +86,7 @@ def test_every_algorithm_on_every_engine(tmp_path, name, engine):
 
 
 @pytest.mark.parametrize("engine", ["stacked", "threaded"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", archetypes(besides=["ditto"]))
 def test_engines_count_alike_client_by_client(tmp_path, name, engine):
     local = Local(lr=0.01, batch_size=BATCH, epochs=1)
     one = counted(run("loop", made(name), tmp_path / "loop", local))

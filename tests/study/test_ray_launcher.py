@@ -50,8 +50,10 @@ def running_ray():
     """One Ray for all tests: `on_ray` takes the one that is there."""
     from personafl.backends.ray.start import connect
 
-    with connect():
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # else its processes wait for whatever else this machine does
+        with connect():
+            yield
 
 
 @pytest.fixture(autouse=True)

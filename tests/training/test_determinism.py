@@ -40,19 +40,36 @@ def result(folder):
     return {name: (folder / name).read_bytes() for name in names}
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
-def test_two_processes_agree_in_every_bit(engine, tmp_path):
-    """One of them has another hash seed, another folder and has trained something else before."""
-    config = tmp_path / "config.toml"
-    config.write_text(tomli_w.dumps(with_engine(engine)))
-    command = [sys.executable, "-c", "from personafl.cli import main; main()", "run", str(config), "--out"]
+RUNS = """
+import sys
+from typer.testing import CliRunner
+from personafl.cli import app
+for name in sys.argv[2:]:
+    words = ["run", f"{sys.argv[1]}/{name}.toml", "--out", f"{sys.argv[1]}/{name}"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Runs of a process with another hash seed, by engine."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for engine in ENGINES:
+        (folder / f"{engine}.toml").write_text(tomli_w.dumps(with_engine(engine)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
-    subprocess.run([*command, str(tmp_path / "one")], env=environment, check=True, capture_output=True)
+    command = [sys.executable, "-c", RUNS, str(folder), *ENGINES]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_two_processes_agree_in_every_bit(engine, elsewhere, tmp_path):
+    """One of them has another hash seed, another folder and has trained something else before."""
     torch.manual_seed(99)
     np.random.seed(99)
     train_config(parse(with_engine(engine, seed=5)), tmp_path / "other")
     train_config(parse(with_engine(engine)), tmp_path / "two")
-    one, two, other = (result(tmp_path / name) for name in ("one", "two", "other"))
+    one, two, other = map(result, (elsewhere / engine, tmp_path / "two", tmp_path / "other"))
     assert one == two
     assert all(one[name] != other[name] for name in one)
 

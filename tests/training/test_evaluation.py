@@ -14,6 +14,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import all_models, measure, personal_models
 from personafl.training.runner import Runner
+from tests.archetypes import archetypes
 
 CLIENTS = 50
 
@@ -43,7 +44,7 @@ def state(runner):
     return runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(False)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", archetypes())
 def test_clients_that_share_a_model_are_measured_as_if_each_had_its_own(algorithm, tmp_path):
     runner = trained(tmp_path, algorithm)
     parts = list(all_models(*state(runner), np.arange(CLIENTS)))

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.runs.run import Run
-from tests.backends.deploy.live import PATIENCE, SITES, Live, in_one_process
+from tests.backends.deploy.live import PATIENCE, SITES, in_one_process
 from tests.backends.deploy.tap import Tap
 from tests.backends.flower.problem import same, same_clients, same_rounds, server_state
 from tests.backends.flower.test_secrets import patterns
@@ -23,14 +23,6 @@ TOO_LATE = 45.0
 TOO_MUCH = 12_000  # more than was asked for, and less than what nginx refuses; tests/deploy/test_intruders.py has that
 """Bytes."""
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory):
-    live = Live(tmp_path_factory.mktemp("live"))
-    with live.deployment:
-        live.deployment.start()
-        yield live
 
 
 def server_of(run):

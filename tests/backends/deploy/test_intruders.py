@@ -39,7 +39,7 @@ from personafl.backends.flower.job import JobDescription, fingerprint, read_job
 from personafl.backends.flower.messages import pack
 from personafl.kernels.task import Task
 from personafl.models import initialize
-from tests.backends.deploy.live import CLASSES, FEATURES, PATIENCE, Live
+from tests.backends.deploy.live import CLASSES, FEATURES, PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,14 +51,6 @@ HUGE = 300_000_000
 FAIR = 150_000_000
 """Bytes by which a server's memory may grow while it is attacked: a part of what is sent to it."""
 HURRY = 60.0
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory):
-    live = Live(tmp_path_factory.mktemp("intruders"))
-    with live.deployment:
-        live.deployment.start()
-        yield live
 
 
 def resident(live):

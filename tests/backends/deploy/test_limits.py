@@ -7,19 +7,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.backends.flower.ledger import Ledger
-from tests.backends.deploy.live import SITES, Live
+from tests.backends.deploy.live import SITES
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 ONE = {"steps": 1, "batch_size": 1, "lr": 0.05}
 PRIVATE = {"clip": 1.0, "noise": 4.0, "delta": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory):
-    live = Live(tmp_path_factory.mktemp("live"))
-    with live.deployment:
-        live.deployment.start()
-        yield live
 
 
 def ledger(live, name):

@@ -1,5 +1,6 @@
 """Nobody but their owner can read what a federation and a run write, whatever the umask is."""
 
+import json
 import os
 import stat
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from personafl.cli import app
+from tests.archetypes import SHORT_GRID
 
 CONFIG = """
 seed = 1
@@ -43,15 +45,17 @@ def open_to_others(folder: Path) -> dict[str, str]:
     return {str(path): oct(stat.S_IMODE(mode)) for path, mode in modes.items() if mode & 0o077}
 
 
-@pytest.mark.parametrize("algorithm", ["selffl", "persfl"])
-def test_a_run_is_for_its_owner_alone(tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "settings"), [("selffl", {}), ("persfl", SHORT_GRID)])
+def test_a_run_is_for_its_owner_alone(tmp_path, algorithm, settings):
     (tmp_path / "config.toml").write_text(CONFIG.format(algorithm=algorithm, engine="loop"))
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")])
+    words = ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
+    for name, value in settings.items():
+        words += ["-s", f"algorithm.{name}={json.dumps(value)}"]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "run" / "models" / "personal.safetensors").exists()
     assert open_to_others(tmp_path / "run") == {}
-    more = ["-s", "rounds=3", "--resume"]
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run"), *more])
+    done = CliRunner().invoke(app, [*words, "-s", "rounds=3", "--resume"])
     assert done.exit_code == 0, done.output
     assert open_to_others(tmp_path / "run") == {}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from personafl.algorithms import ALGORITHMS
+from tests.archetypes import archetypes
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import (
     federation,
@@ -16,7 +16,7 @@ from tests.backends.flower.problem import (
     site_state,
 )  # fmt: skip
 
-METHODS = [*ALGORITHMS, {"name": "selffl", "clusters": "group"}]
+METHODS = [*archetypes(), {"name": "selffl", "clusters": "group"}]
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=str)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from personafl.algorithms import ALGORITHMS
 from personafl.federation import Federation
+from tests.archetypes import archetypes
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import federation, flower
 
@@ -32,7 +32,7 @@ def patterns(values: np.ndarray) -> list[bytes]:
     return [pair.astype(kind).tobytes() for pair in pairs for kind in ("<f4", "<f8", ">f4", ">f8")]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", archetypes(besides=["scaffold"]))
 def test_nothing_leaves_a_site_but_what_the_algorithm_sends(tmp_path, algorithm):
     data = marked()
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))

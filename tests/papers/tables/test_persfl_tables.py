@@ -19,7 +19,9 @@ TABLE_FEDAVG = np.array([43.6, 50.9, 44.5, 51.3, 45.3, 44.2, 35.8, 37.9, 47.7, 4
 TABLE_PERSFL = np.array([85.5, 78.2, 82.2, 82.1, 79.4, 77.1, 75.6, 79.7, 87.7, 91.0]) / 100
 
 
-@pytest.mark.parametrize(("method", "expected"), [("pfedme", 0.8908), (FEDAVG, 0.7381)])
+@pytest.mark.parametrize(
+    ("method", "expected"), [pytest.param("pfedme", 0.8908, marks=pytest.mark.slow), (FEDAVG, 0.7381)]
+)
 def test_a_cell_is_what_it_was(method, expected, monkeypatch, tmp_path):
     use_real_data(monkeypatch, "persfl-tables")
     run = run_cell("persfl-tables", "mnist ds1", method, tmp_path)

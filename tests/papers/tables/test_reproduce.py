@@ -67,6 +67,12 @@ def only_small(monkeypatch):
     monkeypatch.delenv("PERSONAFL_DATA", raising=False)
 
 
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """Where tests of this file share runs: what one of them has trained, the next finds there."""
+    return tmp_path_factory.mktemp("studies")
+
+
 @pytest.fixture
 def command(capsys, monkeypatch):
     def run(*arguments):
@@ -82,8 +88,8 @@ def command(capsys, monkeypatch):
     return run
 
 
-def test_what_is_written(command, tmp_path):
-    out = tmp_path / "new" / "tables"
+def test_what_is_written(command, studies):
+    out = studies / "new" / "tables"
     code, told, said = command("reproduce", "small", "--out", out, "--at-once", 1)
     assert (code, said) == (0, "") and "FedAvg" in told and "Ditto is above FedAvg" in told
     assert {path.name for path in (out / "small").iterdir()} == {
@@ -101,31 +107,32 @@ def test_what_is_written(command, tmp_path):
     assert len(final) == 1 and f"lam = {chosen}" in final[0].read_text()
 
 
-def test_the_same_command_trains_nothing_again_and_says_the_same(command, tmp_path):
-    command("reproduce", "small", "--quick", "--out", tmp_path / "out", "--at-once", 1)
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*.parquet")}
-    before = (tmp_path / "out" / "small" / "results.json").read_bytes()
+def test_the_same_command_trains_nothing_again_and_says_the_same(command, studies):
+    command("reproduce", "small", "--quick", "--out", studies / "quick", "--at-once", 1)
+    files = {path: path.stat().st_mtime_ns for path in (studies / "quick" / "runs").glob("*/*.parquet")}
+    before = (studies / "quick" / "small" / "results.json").read_bytes()
     one = next(iter(files)).parent
     for rest in ("personal.safetensors", "global.safetensors"):  # as if it had been stopped in its last round
         (one / "models" / rest).unlink()
-    code, _, _ = command("reproduce", "small", "--quick", "--out", tmp_path / "out", "--at-once", 1)
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*.parquet")}
+    code, _, _ = command("reproduce", "small", "--quick", "--out", studies / "quick", "--at-once", 1)
+    after = {path: path.stat().st_mtime_ns for path in (studies / "quick" / "runs").glob("*/*.parquet")}
     assert code == 0 and files.keys() == after.keys()
     assert {path.parent for path in files if files[path] != after[path]} <= {one}
-    now = json.loads((tmp_path / "out" / "small" / "results.json").read_text())
+    now = json.loads((studies / "quick" / "small" / "results.json").read_text())
     assert now["numbers"] == json.loads(before)["numbers"] and now["claims"] == json.loads(before)["claims"]
 
 
-def test_all_tables_whose_data_is_here(command, tmp_path):
-    code, told, _ = command("reproduce", "--all", "--quick", "--out", tmp_path / "out", "--at-once", 1)
+def test_all_tables_whose_data_is_here(command, studies):
+    code, told, _ = command("reproduce", "--all", "--quick", "--out", studies / "quick", "--at-once", 1)
     assert code == 0 and "small" in told and "needy is left out: data cifar10 is not here." in told
 
 
-def test_results_of_full_runs_are_kept(command, tmp_path):
+def test_results_of_full_runs_are_kept(command, studies, tmp_path):
     (tmp_path / "results").mkdir()
     code, told, _ = command(
-        "reproduce", "small", "--json", "--out", tmp_path / "out", "--at-once", 1, "--keep", tmp_path / "results"
-    )
+        "reproduce", "small", "--json", "--out", studies / "new" / "tables", "--at-once", 1,
+        "--keep", tmp_path / "results",
+    )  # fmt: skip
     kept = json.loads((tmp_path / "results" / "small.json").read_text())
     assert code == 0 and json.loads(told)["numbers"] == kept["numbers"] and "curves" not in kept
     code, _, said = command("reproduce", "small", "--quick", "--keep", tmp_path / "results")

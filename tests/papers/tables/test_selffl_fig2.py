@@ -17,6 +17,7 @@ def test_a_cell_of_cifar10_is_what_it_was(monkeypatch, tmp_path):
     assert run.score["personal_accuracy"] == pytest.approx(0.2514, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_ablation_is_what_it_was(monkeypatch, tmp_path):
     use_real_data(monkeypatch, "selffl-table1")  # it has the letters that the ablation needs
     run = run_cell("selffl-fig2", "ablation, letters", "selffl-smoothing-1-init", tmp_path)

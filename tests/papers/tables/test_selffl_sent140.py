@@ -1,5 +1,7 @@
 """Sent140 of the Self-FL preprint: a cell against a stored value, the warm start, and accuracies made from models."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ def warm(tmp_path_factory):
         yield found
 
 
+@pytest.mark.slow
 def test_a_cell_is_what_it_was_and_begins_with_the_warm_start(warm, tmp_path):
     [start] = warm.runs["warm start"]["fedavg"].values()
     run = run_cell("selffl-sent140", "sent140", "selffl-activity", tmp_path, found=warm)
@@ -26,6 +29,7 @@ def test_a_cell_is_what_it_was_and_begins_with_the_warm_start(warm, tmp_path):
     assert run.manifest["model"]["weights"] == str(start.path / "models" / "global.safetensors")
 
 
+@pytest.mark.slow
 def test_accuracies_from_models_are_those_of_the_run_on_test_data(warm):
     [run] = warm.runs["warm start"]["fedavg"].values()
     federation = selffl_sent140.federation(warm, 0)
@@ -40,8 +44,9 @@ def test_majority_is_right_where_a_users_tweets_are_alike():
     assert selffl_sent140.majority(federation) == pytest.approx((2 + 1.5) / 5)
 
 
-def test_self_fl_takes_the_two_epochs_of_the_others(warm):
-    [(part, plan)] = selffl_sent140.after(warm)
+def test_self_fl_takes_the_two_epochs_of_the_others(tmp_path):
+    found = Found(quick=True, runs={"warm start": {"fedavg": {0: SimpleNamespace(path=tmp_path)}}})
+    [(part, plan)] = selffl_sent140.after(found)
     made = {method: plan.job(method, 0).config for method in plan.methods}
     assert part == "sent140" and {config.local.epochs for config in made.values()} == {2}
     assert [made[method].algorithm.use_steps for method in ("selffl", "selffl-activity")] == [False, False]

@@ -19,9 +19,9 @@ TOLERANCE = 0.02
     [
         ("selffl-table1", "letters", "selffl", 0.381),
         ("selffl-table1", "letters, η searched", "fedavg", 0.386),
-        ("selffl-fig1", "letters", "perfedavg-40", 0.475),
+        pytest.param("selffl-fig1", "letters", "perfedavg-40", 0.475, marks=pytest.mark.slow),
         ("selffl-fig3", "letters", "selffl-activity", 0.278),
-        ("selffl-activity", "C = 0.02", "selffl-smoothing-0.5", 0.723),
+        pytest.param("selffl-activity", "C = 0.02", "selffl-smoothing-0.5", 0.723, marks=pytest.mark.slow),
     ],
 )
 def test_a_cell_is_what_it_was(table, part, method, expected, monkeypatch, tmp_path):

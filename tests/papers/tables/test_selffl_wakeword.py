@@ -21,6 +21,7 @@ def pooled(tmp_path_factory):
         yield found
 
 
+@pytest.mark.slow
 def test_a_cell_is_what_it_was(pooled, tmp_path):
     run = run_cell("selffl-wakeword", "five clients", "selffl", tmp_path, found=pooled)
     assert run.score["global_loss"] == pytest.approx(0.69251, abs=TOLERANCE)
