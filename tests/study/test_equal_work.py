@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tomli_w
 
-from personafl.cli.compare import write_files
+from personafl.comparison import Comparison
 from personafl.study.equal_work import gradients_per_client
-from personafl.study.judgement import judge
 from personafl.study.launch import run_plan
 from personafl.study.plan import plan
 
@@ -94,7 +93,7 @@ def test_after_a_search_with_what_it_has_chosen(tmp_path):
 def test_the_comparison_says_so(tmp_path):
     tables = TABLES | {"rounds": 2, "activity": 1.0}
     found = run_plan(plan(tables, ["ditto"], seeds=1, equal_work=True), tmp_path)
-    write_files(found, judge(found.methods))
+    Comparison(**vars(found)).write()
     told = json.loads((tmp_path / "comparison.json").read_text())
     assert told["equal_work"]["methods"]["fedavg"] == {
         "configured": 8.0, "changed": {"local.steps": 8}, "gradients": 16.0
