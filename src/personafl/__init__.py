@@ -17,9 +17,11 @@ if TYPE_CHECKING:
         ALGORITHMS,
         APFL,
         SCAFFOLD,
+        About,
         Algorithm,
         Context,
         Ditto,
+        Each,
         FedAMP,
         FedAvg,
         FedAvgFT,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         Gradient,
         HeurFedAMP,
         JobInfo,
+        Mean,
         PerFedAvg,
         PersFL,
         PersFLGD,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         SelfFLAug,
         Sent,
         Separate,
+        Uplink,
         Uploads,
     )  # fmt: skip
     from personafl.comparison import Comparison, compare
@@ -54,8 +58,9 @@ if TYPE_CHECKING:
     from personafl.training.privacy import Privacy
 
 _HOMES = {
-    "algorithms": "ALGORITHMS APFL SCAFFOLD Algorithm Context Ditto FedAMP FedAvg FedAvgFT FedPer FedProx FedProxFT "
-    "Gradient HeurFedAMP JobInfo PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent Separate Uploads",
+    "algorithms": "ALGORITHMS APFL SCAFFOLD About Algorithm Context Ditto Each FedAMP FedAvg FedAvgFT FedPer FedProx "
+    "FedProxFT Gradient HeurFedAMP JobInfo Mean PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent "
+    "Separate Uplink Uploads",
     "comparison": "Comparison compare",
     "errors": "PersonaflError",
     "federation": "Federation",
@@ -98,9 +103,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ALGORITHMS", "APFL", "SCAFFOLD", "Algorithm", "Comparison", "Context", "Ditto", "EngineSettings", "FedAMP",
-    "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
-    "Listener", "Local", "MLflow", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program",
-    "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard",
-    "Uploads", "__version__", "compare", "data", "load", "load_run", "metrics", "partition", "train",
+    "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
+    "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
+    "Listener", "Local", "MLflow", "Mean", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy",
+    "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task",
+    "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "load", "load_run", "metrics", "partition",
+    "train",
 ]  # fmt: skip
