@@ -15,6 +15,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
+from tests.archetypes import SHORT_GRID
 
 MODELS = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
@@ -58,7 +59,8 @@ def run(engine: str, algorithm: str, model: str, folder, local: Local, activity:
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    runner = Runner(ALGORITHMS[algorithm](), LocalClients(made), schedule, RunFolder(folder), {})
+    settings = SHORT_GRID if algorithm.startswith("persfl") else {}
+    runner = Runner(ALGORITHMS[algorithm](**settings), LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(4):
         runner.step()
     return runner

@@ -51,7 +51,8 @@ def before_evaluation(name: str, samples: np.ndarray) -> np.ndarray:
 
 def run(engine: str, algorithm: Algorithm, folder, local: Local, activity: float = 0.6, memory: int = 1024) -> Runner:
     torch.manual_seed(0)
-    own = ENGINES[engine](Task(MODELS["mlp"]()), federation(), local, seed=5, memory=memory, threads=2)
+    threads = 2 if engine == "threaded" else 1
+    own = ENGINES[engine](Task(MODELS["mlp"]()), federation(), local, seed=5, memory=memory, threads=threads)
     schedule = Schedule(rounds=ROUNDS, activity=activity, eval_every=0, checkpoint_every=1)
     files = RunFolder(folder)
     files.create({})
