@@ -29,7 +29,7 @@ def test_it_ends_at_the_optimum_of_its_objective(tmp_path, lam, engine):
     towards = np.einsum("mij,mjk,mk->mi", inverse, problem.A, problem.z)
     mean = np.linalg.solve(eye - lam * inverse.mean(0), towards.mean(0))
     optimum = towards + lam * inverse @ mean
-    runner = train(problem, MeanRegularized(lam=lam), tmp_path, rounds=2000, lr=0.05, steps=3, engine=engine)
+    runner = train(problem, MeanRegularized(lam=lam), tmp_path, rounds=120, lr=0.08, steps=8, engine=engine)
     np.testing.assert_allclose(personal(runner), optimum, atol=2e-4)
     np.testing.assert_allclose(server(runner), mean, atol=2e-4)
     assert lam == 0.0 or np.abs(optimum - problem.z).max() > 0.05

@@ -174,7 +174,7 @@ LOCAL = Local(lr=0.1, steps=12, batch_size=20)
 def test_real_engines_stop_where_the_clock_says_so(sensors):
     """Every engine asks before each step, and takes no more of them than it may."""
     machine = Machine()
-    found = trials(*sensors, LOCAL, 0, cohort=30, rounds=50)
+    found = trials(EngineSettings(), *sensors, LOCAL, 0, cohort=30, rounds=50)
     each = {"loop": 0.0075, "stacked": 0.0186, "threaded": 0.02}
 
     def counted(candidate, run):

@@ -15,7 +15,10 @@ from personafl.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your-data.md").read_text("utf-8")
-EXAMPLES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "examples").glob("*.*"))}
+ELSEWHERE = {"own_algorithm.py"}  # of another page
+EXAMPLES = {
+    path.name: path.read_text("utf-8") for path in sorted((ROOT / "examples").glob("*.*")) if path.name not in ELSEWHERE
+}
 
 
 def blocks(language):

@@ -32,7 +32,7 @@ def test_cifar10_has_the_papers_settings():
 
 
 def test_each_row_of_the_ablation_has_all_components_or_one(monkeypatch):
-    monkeypatch.setattr(selffl_fig2, "here", lambda source: source == "letters")
+    monkeypatch.setattr(selffl_fig2, "available", lambda source: source == "letters")
     [plan] = [plan for part, plan in selffl_fig2.second(Found(quick=True)) if part == "ablation, letters"]
     assert set(plan.methods) == set(selffl_fig2.ABLATION) and len(plan.methods) == 8
     for method, row in selffl_fig2.ABLATION.items():
