@@ -144,7 +144,7 @@ def bytes_of(clients: RayClients, job: Job, cohorts: list[Ints]) -> dict[str, fl
     borrowed = np.mean([(trainer != shards.owner[ids]).sum() for trainer, ids in zip(trainers, cohorts, strict=True)])
     out = {way: sum(many for name, many in shards.moved.items() if name.endswith(f"_{way}")) for way in ("down", "up")}
     # Down: the model, and numbers of clients. Up: these, their steps, and a mean, with its samples and clients, of each
-    # actor. Guests are named, and their rows go from their owners to the driver, to those who help, and back.
+    # actor. Borrowed clients are named, and their rows go from their owners to the driver, to those who help, and back.
     return {
         "down": out["down"] / rounds,
         "down_predicted": size + 8 * job.active + borrowed * (3 * 8 + 2 * row),

@@ -2,7 +2,7 @@
 
 Everything is measured on the clients' own test data after the last round, unless a column says otherwise. Nothing is
 selected here: `--tune` chose on validation data before, and the answers below describe what came out.
-`study_differences.py` has the tests, `study_votes.py` the votes, `study_words.py` the sentences.
+`differences.py` has the tests, `votes.py` the votes, `words.py` the sentences.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def all_models(
     algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, ids: Ints
 ) -> Iterator[Personal]:
     """As `personal_models`, in another order: clients that were never active come last, with the model they share."""
-    strangers = ids[~store.known(ids)]
-    shared = shared_model(algorithm, snapshot, strangers)
+    never_active = ids[~store.known(ids)]
+    shared = shared_model(algorithm, snapshot, never_active)
     if shared is None:
         yield from personal_models(algorithm, engine, store, snapshot, ids)
         return
@@ -111,19 +111,19 @@ def all_models(
     def report(own: State, sent: State) -> State:
         return algorithm.report(algorithm.new_client(snapshot.theta0, sent), sent)
 
-    for some in _parts(strangers, AT_ONCE):
+    for some in _parts(never_active, AT_ONCE):
         yield Personal(some, shared, engine.map(report, {}, snapshot.send(some), len(some)))
 
 
-def shared_model(algorithm: Algorithm, snapshot: ServerSnapshot, strangers: Ints) -> Tensor | None:
+def shared_model(algorithm: Algorithm, snapshot: ServerSnapshot, never_active: Ints) -> Tensor | None:
     """The personalized model that all clients have who were never active; None where each has its own.
 
     They differ where a program makes their models from their data before evaluation, and where they are made of what
     is sent to each client apart.
     """
-    if algorithm.evaluation_program(snapshot.last) is not None or not len(strangers):
+    if algorithm.evaluation_program(snapshot.last) is not None or not len(never_active):
         return None
-    sent = snapshot.send(strangers[:1]).shared
+    sent = snapshot.send(never_active[:1]).shared
     try:
         theta = algorithm.personal(algorithm.new_client(snapshot.theta0, sent), sent)
     except KeyError:  # what goes to everybody does not do

@@ -88,7 +88,7 @@ class Privacy:
         return {"clip": self.clip, "noise": self.noise, "delta": self.delta}
 
     def epsilon(self, releases: NDArray[np.int64]) -> Floats:
-        """The ε of clients that sent so many answers, see `privacy_accounting`."""
+        """The ε of clients that sent so many answers, see `accounting`."""
         made = {int(k): epsilon(self.noise, self.delta, int(k)) for k in np.unique(releases)}
         return np.array([made[int(k)] for k in releases], np.float64)
 
