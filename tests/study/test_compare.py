@@ -16,7 +16,7 @@ from personafl.errors import ConfigError, RunError
 from personafl.kernels.task import cross_entropy
 from personafl.models import MCLR, initialize
 from personafl.study.columns import BY_KEY
-from personafl.study.told import told
+from personafl.study.description import description
 from tests.study.own_module import Scaled, smooth
 
 TOML = """
@@ -220,10 +220,10 @@ def test_engine_and_label_are_no_part_of_a_run(usual, fed):
 
 def test_what_is_told_of_a_module_stays_the_same_while_it_is_used():
     made = Scaled()
-    before = json.dumps(told(made))
+    before = json.dumps(description(made))
     for _ in range(100):
         made(torch.zeros(2, 64))
-    assert json.dumps(told(made)) == before
+    assert json.dumps(description(made)) == before
 
 
 def test_a_function_of_the_seed_gives_fresh_starts_that_follow_from_the_seed(fed):

@@ -18,7 +18,7 @@ from personafl.kernels.task import Task
 from personafl.registry import checked, require_known_key
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, Schedule
-from personafl.study.told import told
+from personafl.study.description import description
 from personafl.training.job import Job
 from personafl.training.privacy import Privacy
 from personafl.version import __version__
@@ -97,7 +97,7 @@ def identity(recipe: Recipe, federation: Federation) -> str:
     """Eight characters that stand for a recipe, its data and the version: equal for runs that can be reused.
 
     The engine is no part of it. Of a module, a loss and an algorithm from Python, the weights and the code count, see
-    `told`.
+    `description`.
     """
     everything: list[Any]
     if isinstance(recipe, Config):
@@ -108,7 +108,12 @@ def identity(recipe: Recipe, federation: Federation) -> str:
         job = recipe.job(federation)
         tables = {"seed": job.seed, **asdict(job.schedule), **job.tables, "local": asdict(job.local)}
         tables["privacy"] = None if job.privacy is None else job.privacy.table()
-        everything = [told(job.algorithm), told(job.task.template), told(job.task.objective), told(job.task.metrics)]
+        everything = [
+            description(job.algorithm),
+            description(job.task.template),
+            description(job.task.objective),
+            description(job.task.metrics),
+        ]
     kept = {key: value for key, value in tables.items() if key not in ("engine", "ray", "checkpoint_every")}
     everything = [kept, federation.fingerprint, __version__, *everything]
     return sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:8]

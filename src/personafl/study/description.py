@@ -1,4 +1,4 @@
-"""Two objects from Python told apart: what they are made of, as text that is the same in every process.
+"""What objects from Python are made of, as text that is the same in every process.
 
 Weights and settings count, and so does the code of functions and of classes that are neither torch's nor personafl's:
 whoever changes the `forward` of a module, or a step of an algorithm, has another one. Code that these call in turn is
@@ -22,33 +22,37 @@ KNOWN_BY_VERSION = ("torch", "personafl", "builtins", "typing", "abc", "numpy")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def told(value: Any) -> Any:
+def description(value: Any) -> Any:
     """What a value is made of, for JSON.
 
-    >>> told(0.5), told(nn.Linear(2, 1)) == told(nn.Linear(2, 1)), told(nn.Tanh()) == told(nn.Tanh())
+    >>> (
+    ...     description(0.5),
+    ...     description(nn.Linear(2, 1)) == description(nn.Linear(2, 1)),
+    ...     description(nn.Tanh()) == description(nn.Tanh()),
+    ... )
     ('0.5', False, True)
     """
     if isinstance(value, nn.Module):
         tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
         attributes = {name: _plain(vars(module)) for name, module in value.named_modules()}
         kinds = {type(module) for module in value.modules()}
-        return [repr(value), told(tensors), attributes, sorted(repr(_class(kind)) for kind in kinds)]
+        return [repr(value), description(tensors), attributes, sorted(repr(_class(kind)) for kind in kinds)]
     if isinstance(value, functools.partial):
-        return [told(value.func), told(value.args), told(value.keywords)]
+        return [description(value.func), description(value.args), description(value.keywords)]
     if isinstance(value, MethodType):
-        return [told(value.__func__), told(value.__self__)]
+        return [description(value.__func__), description(value.__self__)]
     if isinstance(value, FunctionType):
-        # Of objects that it has caught only the class is told: they may lead back to the function.
+        # Of objects that it has caught only the class counts: they may lead back to the function.
         caught = [_shallow(cell.cell_contents) for cell in value.__closure__ or () if _filled(cell)]
         return [_function(value), caught]
     if isinstance(value, type):
         return _class(value)
     if is_dataclass(value):
-        return [_class(type(value)), {f.name: told(getattr(value, f.name)) for f in fields(value)}]
+        return [_class(type(value)), {f.name: description(getattr(value, f.name)) for f in fields(value)}]
     if isinstance(value, Mapping):
-        return {str(key): told(inner) for key, inner in value.items()}
+        return {str(key): description(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [told(inner) for inner in value]
+        return [description(inner) for inner in value]
     return _shallow(value)
 
 
