@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_HOME="$PWD/flower"
 # The SuperNode's own port is for this user alone: whoever asks for a task there has to know a secret.
-tasks="$(python3 -c 'from importlib.util import find_spec; print(find_spec("personafl").submodule_search_locations[0])')/deploy/tasks.py"
+tasks="$(python3 -c 'from importlib.util import find_spec; print(find_spec("personafl").submodule_search_locations[0])')/backends/deploy/tasks.py"
 python3 -P "$tasks" prepare runtime
 python3 -P "$tasks" work runtime "$RUNTIME_PORT" $$ &
 exec flower-supernode --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key node.key \
