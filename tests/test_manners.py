@@ -143,6 +143,7 @@ def test_a_reproduction_reports_no_progress_to_a_file(personafl, tmp_path):
 # --- Ctrl-C
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_a_comparison_says_how_to_go_on(tmp_path, monkeypatch):
     """The command that it prints finishes the comparison, with the methods of the config, from where it was."""
     (tmp_path / "config.toml").write_text(CONFIG.replace("rounds = 3", "rounds = 100"))

@@ -175,6 +175,7 @@ def test_compare_takes_names_classes_and_names_of_the_config(personafl, runs, tm
     assert folders == {"mine", "orchard.methods-Quiet", "still", "separate", "fedavg"}
 
 
+@pytest.mark.slow
 def test_compare_in_several_processes(path, tmp_path):
     (tmp_path / "main.py").write_text(
         f"""

@@ -284,6 +284,7 @@ def test_a_temporary_folder_lives_as_long_as_the_comparison_or_one_of_its_runs(f
 # --- processes
 
 
+@pytest.mark.slow
 def test_several_at_once_are_the_same(fed, tmp_path):
     torch.manual_seed(0)
     own, settings = (

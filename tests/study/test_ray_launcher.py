@@ -175,6 +175,7 @@ def test_a_run_that_was_begun_here_keeps_its_threads(tmp_path):
 # --- what goes wrong
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_is_killed_goes_on_after_its_checkpoint(tmp_path, long_runs, caplog):
     with killing(tmp_path, "separate", 1) as killed:
         spread(plan(LONG, ["separate"], seeds=1), tmp_path)

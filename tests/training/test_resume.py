@@ -71,6 +71,7 @@ def test_killed_while_writing(worker, operations, expected, tmp_path):
         assert_same(folder, expected)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(worker, operations, expected, tmp_path):
     """Each life ends a little later than the one before, until one reaches the end."""
     folder = tmp_path / "run"

@@ -53,7 +53,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number, code, ign
     assert_same(folder, {**files(whole), **leftover_checkpoints(folder, whole)})
 
 
-@pytest.mark.parametrize("command", ["compare", "demo"])
+@pytest.mark.parametrize("command", ["compare", pytest.param("demo", marks=pytest.mark.slow)])
 def test_a_comparison_that_is_terminated_keeps_what_is_done(tmp_path, command):
     folder = tmp_path / "runs"
     config = write_config(tmp_path / "config.toml", {**SETTINGS, "rounds": 400, "checkpoint_every": 0})

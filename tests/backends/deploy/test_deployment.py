@@ -357,7 +357,11 @@ def test_a_superlink_that_cannot_start_is_one_line_with_its_last_words(tmp_path)
 
 @pytest.mark.parametrize(
     ("name", "ignored"),
-    [("SIGINT", ()), ("SIGTERM", ("SIGINT", "SIGHUP")), pytest.param("SIGHUP", (), marks=pytest.mark.slow)],
+    [
+        ("SIGINT", ()),
+        pytest.param("SIGTERM", ("SIGINT", "SIGHUP"), marks=pytest.mark.slow),
+        pytest.param("SIGHUP", (), marks=pytest.mark.slow),
+    ],
 )
 def test_ctrl_c_leaves_nothing_behind(tmp_path, name, ignored):
     """Nor does being asked to end in the background, where Ctrl-C is not heard, nor a terminal that is closed."""

@@ -80,7 +80,9 @@ def test_a_straggler_goes_back_and_the_result_is_as_if_it_had_not_been_in_the_co
     assert same_tables(as_table(ours), folder.clients())
 
 
-@pytest.mark.parametrize("algorithm", ["fedamp", "selffl", "persfl", "fedper"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedamp", "selffl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("persfl", "fedper"))]
+)
 def test_an_answer_that_is_lost_is_as_a_message_that_is_lost(tmp_path, algorithm):
     runs = []
     for name, hook in (("answer", "says"), ("message", "hears")):

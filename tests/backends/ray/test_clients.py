@@ -342,14 +342,14 @@ def test_every_algorithm_as_on_the_stacked_engine(cluster, tmp_path, name):
         assert len(clients.shards.ids) == actors
 
 
-@pytest.mark.parametrize("privacy", [None, Privacy(clip=1.0, noise=0.5)])
+@pytest.mark.parametrize("privacy", [None, pytest.param(Privacy(clip=1.0, noise=0.5), marks=pytest.mark.slow)])
 def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
     """Clients take their states along and back again, and leave nothing behind."""
     if privacy:
         monkeypatch.setattr(Pooled, "idle", [])  # those that are idle do not know of it
     clients = on_ray(3, tmp_path)
     clients.privacy = privacy
-    clients.shards._duties = replace(clients.shards._duties, privacy=privacy)
+    clients.shards._config = replace(clients.shards._config, privacy=privacy)
     run = runner(Ditto(), clients, tmp_path, rounds=10, activity=0.6, eval_every=0)
     reference = here()
     reference.privacy = privacy
@@ -374,7 +374,7 @@ def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
         clients.close()
 
 
-@pytest.mark.parametrize("name", ["selffl", "ditto"])
+@pytest.mark.parametrize("name", ["selffl", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_actors_that_have_their_own_clients_data_alone(cluster, tmp_path, name):
     found = []
     for clients, folder in ((here(), "stacked"), (on_ray(3, tmp_path / "ray", share=0), "ray")):
@@ -435,7 +435,7 @@ class Forgetful(LocalClients):
         return replace(answers, dropped=why)
 
 
-@pytest.mark.parametrize("name, saved", [("ditto", 2), ("fedamp", 0)])
+@pytest.mark.parametrize("name, saved", [pytest.param("ditto", 2, marks=pytest.mark.slow), ("fedamp", 0)])
 def test_an_actor_that_dies_in_a_round(cluster, tmp_path, name, saved):
     """Its clients are dropped from the round and then are as in the last checkpoint, or anew; the run goes on."""
     folder, algorithm = tmp_path / "ray", ALGORITHMS[name]()
@@ -464,6 +464,7 @@ def test_an_actor_that_dies_in_a_round(cluster, tmp_path, name, saved):
     clients.close()
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_while_it_helps_another(cluster, tmp_path):
     """Those it helped keep their states; its own are as in the last checkpoint."""
     clients = on_ray(2, tmp_path / "ray")
@@ -574,6 +575,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monk
     clients.shards.workers = []
 
 
+@pytest.mark.slow
 def test_train_on_ray_leaves_a_joined_ray_running(cluster, tmp_path):
     """By the public function, with privacy, on data that actors read from a saved federation."""
     fed, privacy = federation(), Privacy(clip=1.0, noise=0.5)

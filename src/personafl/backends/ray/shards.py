@@ -69,7 +69,7 @@ class Shards:
         settings: RaySettings,
         bring_back: Callable[[list[int]], str],
     ) -> None:
-        self._federation, self._duties, self._settings, self._bring_back = federation, config, settings, bring_back
+        self._federation, self._config, self._settings, self._bring_back = federation, config, settings, bring_back
         self.ids: list[Ints] = []
         self.moved: Counter[str] = Counter()
         self.workers: list[Any] = []  # of each shard; a worker may have several
@@ -89,10 +89,10 @@ class Shards:
         count, cpus = self._size(ray, ours)
         beside = -(-count // max(1, sum(node["Alive"] for node in ray.nodes())))
         config = replace(
-            self._duties,
+            self._config,
             threads=cpus,
-            memory=max(64, self._duties.memory // beside),
-            state_memory=self._duties.state_memory // beside,
+            memory=max(64, self._config.memory // beside),
+            state_memory=self._config.state_memory // beside,
             device="cuda" if self._settings.gpus_per_actor else "cpu",
         )
         self._told = ray.put(config)
