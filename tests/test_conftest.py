@@ -99,6 +99,7 @@ def test_after():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_what_cannot_be_interrupted_ends_with_its_process_and_what_it_started(tmp_path, workers):
     done = run(tmp_path, STUCK, "-n", workers)

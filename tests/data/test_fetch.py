@@ -229,6 +229,7 @@ def run(script, wanted):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ))
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_both_get_the_file(server, cache):
     processes = [run(FETCH, remote(server, "/slow")) for _ in range(2)]
     for process in processes:

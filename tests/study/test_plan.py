@@ -143,6 +143,7 @@ class StopAt(Listener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_stopped_at_any_round_and_started_again_it_ends_with_the_same_table(tmp_path):
     planned = plan(TABLES, ["ditto"], seeds=2, tune=["ditto.lam=[0.1,1.0]"])
     finished(planned, tmp_path / "whole")

@@ -183,6 +183,7 @@ def test_a_run_whose_process_is_killed_goes_on_after_its_checkpoint(tmp_path, lo
     assert files(tmp_path) == long_runs
 
 
+@pytest.mark.slow
 def test_killed_a_second_time_it_is_reported_and_the_others_are_there(tmp_path):
     with killing(tmp_path, "separate", 2) as killed:
         found = spread(plan(LONG, ["separate"], seeds=1), tmp_path)

@@ -84,6 +84,7 @@ def test_killed_again_and_again(worker, operations, expected, tmp_path):
     assert_same(folder, expected)
 
 
+@pytest.mark.slow
 def test_killed_while_resuming_a_finished_run(worker, expected, tmp_path):
     folder = tmp_path / "run"
     worker.run(SETTINGS, folder)
