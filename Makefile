@@ -31,7 +31,7 @@ demo: install ## train and compare on a small data set, and write a report
 test: lint types ## lint, types, then the tests and the examples in docstrings
 	@sh scripts/chromium.sh
 	@sh scripts/nginx.sh
-	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: install ## the tests that take minutes
 	$(PY) -m pytest -m slow
