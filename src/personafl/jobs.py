@@ -17,6 +17,7 @@ from personafl.config import Config
 from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
+from personafl.inputs import dtype_of, shape_of, written_shape
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
@@ -154,12 +155,12 @@ def train_config(
 
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
-    model = config.model or default_model(federation.x.shape[1:])
+    model = config.model or default_model(shape_of(federation.x))
     parts = {"data": config.data, "partition": config.partition, "model": model}
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
-    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
+    module = initialize(model, shape_of(federation.x), federation.outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
@@ -217,8 +218,8 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "clients": len(federation),
         "classes": federation.classes,
         "labels": federation.class_names,
-        "input_shape": list(federation.x.shape[1:]),
-        "input_dtype": str(federation.x.dtype).removeprefix("torch."),
+        "input_shape": written_shape(shape_of(federation.x)),
+        "input_dtype": dtype_of(federation.x),
         "outputs": federation.outputs,
         "fingerprint": federation.fingerprint,
     }

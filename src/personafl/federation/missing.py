@@ -16,7 +16,8 @@ import torch
 from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import Array, Stored
 from personafl.federation.checks import listing, many
-from personafl.federation.scaling import is_training
+from personafl.federation.scaling import constant_name, is_training
+from personafl.inputs import part_name, parts, whole
 
 Fed = TypeVar("Fed", bound=Stored)
 Missing = Literal["error", "fill"]
@@ -40,15 +41,36 @@ def check_missing(missing: str) -> None:
         raise ConfigError(f"missing = {missing!r}: must be error, or fill (by the training data's median or mode)")
 
 
-def filled(fed: Fed, features: Sequence[Feature] = ()) -> Fed:
-    """A federation whose x has NaN for what is missing, filled in; `features` are the columns that x is made of."""
-    if not fed.x.is_floating_point():
+def filled(fed: Fed, features: Mapping[str, Sequence[Feature]] | None = None) -> Fed:
+    """A federation whose x has NaN for what is missing, filled in; `features` are the columns that inputs are made of.
+
+    Of several inputs, those that are floats and are named in `features`, or all of them.
+    """
+    inputs = {name: value for name, value in parts(fed.x).items() if value.is_floating_point()}
+    constants, gaps = dict(fed.constants), []
+    for name, value in inputs.items():
+        if value.ndim != 2 and bool(torch.isnan(value).any() if isinstance(fed.x, dict) else True):
+            what, shape = part_name(name), tuple(value.shape)
+            raise DataError(f"missing = 'fill' is for features (N, d), and {what} has shape {shape}; use error")
+        if value.ndim == 2:
+            found, lacking = _learned(fed, value, (features or {}).get(name) or ())
+            constants |= {constant_name(what, name): constant for what, constant in found.items()}
+            gaps += lacking
+    if constants.keys() == fed.constants.keys():
         return fed
-    if fed.x.ndim != 2:
-        raise DataError(f"missing = 'fill' is for features (N, d), and x has shape {tuple(fed.x.shape)}; use error")
-    columns = features or [Feature(str(j)) for j in range(fed.x.shape[1])]
-    training = fed.x.numpy()[is_training(fed)]
-    values, indicators, gaps = np.zeros(fed.x.shape[1], np.float32), [], []
+    note = f"filled in what is missing in {many(len(gaps), 'feature')} (training samples): {listing(gaps, 10)}"
+    changed: Any = fed
+    noted: Fed = replace(changed, notes=(*fed.notes, *([note] if gaps else [])), scanned=True)
+    return filled_as(noted, constants)
+
+
+def _learned(
+    fed: Stored, value: torch.Tensor, features: Sequence[Feature]
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The constants of one input, and which features have gaps."""
+    columns = features or [Feature(str(j)) for j in range(value.shape[1])]
+    training = value.numpy()[is_training(fed)]
+    values, indicators, gaps = np.zeros(value.shape[1], np.float32), [], []
     first = 0
     for column in columns:
         block = training[:, first : first + column.width]
@@ -60,29 +82,32 @@ def filled(fed: Fed, features: Sequence[Feature] = ()) -> Fed:
             indicators.append(first)
             gaps.append(f"{column.name} ({len(block) - len(known)})")
         first += column.width
-    constants = {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}
-    note = f"filled in what is missing in {many(len(gaps), 'feature')} (training samples): {listing(gaps, 10)}"
-    whole: Any = fed
-    noted: Fed = replace(whole, notes=(*fed.notes, *([note] if gaps else [])), scanned=True)
-    return filled_as(noted, fed.constants | constants)
+    return {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}, gaps
 
 
 def filled_as(fed: Fed, constants: Mapping[str, torch.Tensor]) -> Fed:
     """What is missing filled in by the constants of another federation. Without these, as it is."""
-    if not {VALUE, INDICATOR} <= constants.keys():
+    made = dict(parts(fed.x))
+    for name, value in made.items():
+        known = [constants.get(constant_name(what, name)) for what in (VALUE, INDICATOR)]
+        if known[0] is not None and known[1] is not None:
+            made[name] = _without_gaps(value, known[0].numpy(), known[1].numpy(), part_name(name) if name else "")
+    if all(made[name] is value for name, value in parts(fed.x).items()):
         return fed
-    values, indicators = constants[VALUE].numpy(), constants[INDICATOR].numpy()
-    if tuple(fed.x.shape[1:]) != values.shape:
+    changed: Any = fed
+    complete: Fed = replace(changed, x=whole(made), constants=dict(constants), scanned=False)
+    return complete
+
+
+def _without_gaps(value: torch.Tensor, values: Array, indicators: Array, what: str) -> torch.Tensor:
+    if tuple(value.shape[1:]) != values.shape:
         raise DataError(
-            f"samples have shape {tuple(fed.x.shape[1:])}, expected {values.shape}: the features as they were before "
-            "gaps were filled in, with NaN where a value is missing"
+            f"samples {f'of {what} ' if what else ''}have shape {tuple(value.shape[1:])}, expected {values.shape}: the "
+            "features as they were before gaps were filled in, with NaN where a value is missing"
         )
-    x = fed.x.numpy().astype(np.float32)
+    x = value.numpy().astype(np.float32)
     gaps = np.isnan(x)
-    x = np.concatenate([np.where(gaps, values, x), gaps[:, indicators].astype(np.float32)], axis=1)
-    whole: Any = fed
-    made: Fed = replace(whole, x=torch.from_numpy(x), constants=dict(constants), scanned=False)
-    return made
+    return torch.from_numpy(np.concatenate([np.where(gaps, values, x), gaps[:, indicators].astype(np.float32)], axis=1))
 
 
 def _usual(known: Array) -> Array:

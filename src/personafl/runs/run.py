@@ -21,6 +21,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
+from personafl.inputs import read_shape
 from personafl.kernels.task import LOSSES, Task
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
@@ -144,13 +145,18 @@ class Run:
             state = {name: file.get_tensor(name) for name in self.task.names}
         return self.task.module(self.task.vector(state))
 
-    def personalize(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> nn.Module:
+    def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
 
         The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
         nothing of the run is changed.
+
+        Parameters
+        ----------
+        x, y
+            Arrays as the federation was made of: one, several by name, or lists of samples of unequal length.
         """
-        federation = self.newcomers({"newcomer": (_array(x), _array(y))})
+        federation = self.newcomers({"newcomer": (x, y)})
         return self.task.module(self.personalize_all(federation)[0])
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
@@ -225,7 +231,11 @@ class Run:
                     raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
                 model = self._known("model", "module", MODELS)
                 module = initialize(
-                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.constants
+                    model,
+                    read_shape(resolved["input_shape"]),
+                    resolved["outputs"],
+                    int(self.manifest["seed"]),
+                    self.constants,
                 )
             self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task
@@ -251,7 +261,3 @@ load = load_run
 
 def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
     raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
-
-
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value

@@ -22,6 +22,8 @@ from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client
 from personafl.federation.scaling import standardized_as
+from personafl.federation.sequences import as_wanted
+from personafl.inputs import read_shape, shape_of, shape_text
 from personafl.states import State
 from personafl.storage.checkpoint import Checkpoint
 from personafl.training.clients import LocalClients
@@ -37,12 +39,16 @@ def newcomer_federation(
     algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
     """
     splits = (0.8, 0.2, 0.0) if needs_validation(algorithm) else (1.0, 0.0, 0.0)
+    expected = read_shape(resolved["input_shape"])
     federation = Federation.from_clients(
-        data, splits=splits, classes=resolved.get("classes"), name="newcomers", constants=constants
-    )
-    shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
+        {client: as_wanted(brought, expected) for client, brought in data.items()},
+        splits=splits, classes=resolved.get("classes"), name="newcomers", constants=constants,
+    )  # fmt: skip
+    shape = shape_of(federation.x)
     if shape != expected:
-        raise DataError(f"the newcomer's samples have shape {shape}, the model wants {expected}")
+        raise DataError(
+            f"the newcomer's samples have shape {shape_text(shape)}, the model wants {shape_text(expected)}"
+        )
     return standardized_as(federation, constants)
 
 
