@@ -52,7 +52,7 @@ class Config:
                 out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **asdict(value)}
         if self.weights is not None:
             out.setdefault("model", {})["weights"] = self.weights
-        out["local"] = asdict(self.local)
+        out["local"] = self.local.table()
         out["engine"] = asdict(self.engine)
         if self.ray != RaySettings():
             out["ray"] = asdict(self.ray)

@@ -72,7 +72,7 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
         **asdict(schedule),
         "algorithm": described(algorithm),
         **origin.tables,
-        "local": asdict(clients.local),
+        "local": clients.local.table(),
         **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
         "resolved": {
             **origin.resolved,
