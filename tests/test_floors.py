@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     # ground
-    "version", "errors", "signals", "streams", "plugins", "registry", "states", "checks", "local_settings",
+    "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "checks", "local_settings",
     "settings", "files",
     # what is trained: data, models, methods
     "storage", "federation", "data", "kernels", "models", "algorithms",

@@ -10,6 +10,7 @@ from torch import Tensor
 from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
+from personafl.inputs import some
 from personafl.kernels.task import Batch, Objective
 from personafl.states import Ints, State, each, row
 
@@ -47,7 +48,7 @@ class LoopEngine(Engine):
             batches = []
             for d in range(s * draws, (s + 1) * draws):
                 x, y = self._gather(torch.from_numpy(plan.positions[0, d, : plan.counts[0, d]]))
-                batches.append(Batch(x, y, torch.ones(len(x), device=self.device), dropout[0, d]))
+                batches.append(Batch(x, y, torch.ones(len(y), device=self.device), dropout[0, d]))
             grad = StepBatches(self.task, batches, self._gradient)
             carry = work.program.step(carry, sent, grad, ctx.at_step(s, steps))
             gradients += grad.made
@@ -85,7 +86,7 @@ class LoopEngine(Engine):
 
 
 def _first(padded: Batch) -> Batch:
-    return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
+    return Batch(some(padded.x, 0), padded.y[0], padded.weight[0], padded.key[0])
 
 
 def _stack(states: tuple[State, ...] | list[State]) -> State:

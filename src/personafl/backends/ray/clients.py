@@ -23,6 +23,7 @@ from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.backends.ray.actor import Arrays, ShardRequest, WorkerConfig, arrays
 from personafl.backends.ray.shards import Shards, by_value, message_bytes
 from personafl.engines.base import cores
+from personafl.inputs import some
 from personafl.settings import require_ray
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
@@ -56,7 +57,7 @@ class RayClients(Clients):
         self.client_index, self._folder = ClientIndex.of(federation), folder
         self.task, self.local, self.seed, self.privacy = task, job.local, job.seed, job.privacy
         self.threads, self.device = settings.threads or cores(), torch.device("cpu")
-        x, y = federation.x[:2], federation.y[:2]
+        x, y = some(federation.x, slice(2)), federation.y[:2]
         task.check(x, y)
         self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
         # Not the task: once it was used, it may hold tensors that cannot leave the process.
