@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,6 +20,17 @@ def check(key: str, value: Any, ok: bool, expected: str) -> None:
     """Raise a ConfigError that names the setting, its value and its range."""
     if not ok:
         raise ConfigError(f"{key} = {value!r}: must be {expected}")
+
+
+def table_without_unused(settings: Any, first: str) -> dict[str, Any]:
+    """A dataclass of settings as a table; fields from `first` on are left out where they have their usual values.
+
+    They came after the first version: runs that do not use them are the same runs as before, in run.toml, for
+    `--resume` and for a comparison that looks for runs to reuse.
+    """
+    names = [field.name for field in fields(settings)]
+    later, usual = names[names.index(first) :], type(settings)()
+    return {k: v for k, v in asdict(settings).items() if k not in later or v != getattr(usual, k)}
 
 
 def check_types(prefix: str, settings: Any) -> None:

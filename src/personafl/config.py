@@ -43,7 +43,7 @@ class Config:
 
     def tables(self) -> dict[str, Any]:
         """The config as TOML tables, with every default written out."""
-        out: dict[str, Any] = {"seed": self.seed, **asdict(self.schedule)}
+        out: dict[str, Any] = {"seed": self.seed, **self.schedule.table()}
         if self.splits is not None:
             out["splits"] = list(self.splits)
         for key in ("data", "partition", "model", "algorithm"):

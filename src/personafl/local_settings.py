@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.checks import check, check_types
+from personafl.checks import check, check_types, table_without_unused
 from personafl.errors import ConfigError
 
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -218,11 +218,8 @@ class Local:
         return None
 
     def table(self) -> dict[str, Any]:
-        """As a config has it. What came after the first version is left out where it is not used: runs and
-        comparisons of that version are the same as before."""
-        later = [f.name for f in fields(self)[9:]]
-        usual = Local()
-        return {k: v for k, v in asdict(self).items() if k not in later or v != getattr(usual, k)}
+        """As a config has it."""
+        return table_without_unused(self, "optimizer")
 
     def default_steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of steps of each client that does not choose its own (20 where nothing is said)."""

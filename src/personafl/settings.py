@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from personafl.checks import check, check_types
+from personafl.checks import check, check_types, table_without_unused
 from personafl.errors import ConfigError
 from personafl.local_settings import Local
 from personafl.registry import require_known_name
@@ -84,6 +85,10 @@ class Schedule:
         check("patience", self.patience, self.patience is None or self.patience >= 1, "at least 1, or left out")
         check("patience", self.patience, self.patience is None or self.eval_every > 0, "with eval_every above 0")
         check("min_delta", self.min_delta, self.min_delta >= 0, "at least 0")
+
+    def table(self) -> dict[str, Any]:
+        """As a config has it."""
+        return table_without_unused(self, "patience")
 
     def cohort_size(self, clients: int) -> int:
         # The small addition makes 0.29 × 100 the 29 that was meant.

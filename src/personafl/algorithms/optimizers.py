@@ -62,8 +62,8 @@ def _normalized(carry: State, name: str, gradient: Tensor, local: Local) -> Tens
         carry |= {mean: torch.zeros_like(gradient), square: torch.zeros_like(gradient), count: gradient.new_zeros(())}
     first, second = local.betas
     carry[count] = carry[count] + 1
-    carry[mean].lerp_(gradient, 1 - first)
-    carry[square].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    carry[mean].mul_(first).add_(gradient, alpha=1 - first)
+    carry[square].mul_(second).add_(gradient.square(), alpha=1 - second)
     unbiased = (carry[square] / _bias(second, carry[count])).sqrt_().add_(local.eps)
     return carry[mean] / _bias(first, carry[count]) / unbiased
 

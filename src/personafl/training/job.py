@@ -52,6 +52,7 @@ class Job:
         if ALGORITHMS.knows(kind):
             checked(kind, "algorithm", asdict(self.algorithm))
         checked(Local, "local", asdict(self.local))
+        checked(Schedule, "", asdict(self.schedule))
         if self.privacy is not None:
             checked(Privacy, "privacy", asdict(self.privacy)).check(self.algorithm)
 

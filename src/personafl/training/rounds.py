@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -69,7 +69,7 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": clients.seed,
-        **asdict(schedule),
+        **schedule.table(),
         "algorithm": described(algorithm),
         **origin.tables,
         "local": clients.local.table(),
