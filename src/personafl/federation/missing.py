@@ -63,26 +63,48 @@ def filled(fed: Fed, features: Sequence[Feature] = ()) -> Fed:
     constants = {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}
     note = f"filled in what is missing in {many(len(gaps), 'feature')} (training samples): {listing(gaps, 10)}"
     whole: Any = fed
-    noted: Fed = replace(whole, notes=(*fed.notes, *([note] if gaps else [])), scanned=True)
-    return filled_as(noted, fed.constants | constants)
-
-
-def filled_as(fed: Fed, constants: Mapping[str, torch.Tensor]) -> Fed:
-    """What is missing filled in by the constants of another federation. Without these, as it is."""
-    if not {VALUE, INDICATOR} <= constants.keys():
-        return fed
-    values, indicators = constants[VALUE].numpy(), constants[INDICATOR].numpy()
-    if tuple(fed.x.shape[1:]) != values.shape:
-        raise DataError(
-            f"samples have shape {tuple(fed.x.shape[1:])}, expected {values.shape}: the features as they were before "
-            "gaps were filled in, with NaN where a value is missing"
-        )
-    x = fed.x.numpy().astype(np.float32)
-    gaps = np.isnan(x)
-    x = np.concatenate([np.where(gaps, values, x), gaps[:, indicators].astype(np.float32)], axis=1)
-    whole: Any = fed
-    made: Fed = replace(whole, x=torch.from_numpy(x), constants=dict(constants), scanned=False)
+    made: Fed = replace(
+        whole,
+        x=torch.from_numpy(filled_array(fed.x.numpy(), constants)),
+        notes=(*fed.notes, *([note] if gaps else [])),
+        constants=fed.constants | constants,
+        scanned=False,
+    )
     return made
+
+
+def filled_array(x: Any, constants: Mapping[str, torch.Tensor], whose: str = "x") -> Array:
+    """Features (n, d) with NaN for what is missing, filled in as a federation was that has these constants.
+
+    >>> constants = {VALUE: torch.tensor([1.0, 7.0]), INDICATOR: torch.tensor([1])}
+    >>> filled_array([[2.0, np.nan]], constants)
+    array([[2., 7., 1.]], dtype=float32)
+    """
+    values, indicators = constants[VALUE].numpy(), constants[INDICATOR].numpy()
+    x = np.asarray(x)
+    if x.shape[1:] != values.shape or x.dtype.kind not in "biuf":
+        raise DataError(
+            f"{whose} has shape {x.shape} and holds {x.dtype} values; expected (n, {len(values)}) numbers: the "
+            "features before gaps were filled in, with NaN where a value is missing"
+        )
+    gaps = np.isnan(x.astype(np.float32))
+    return np.concatenate([np.where(gaps, values, x), gaps[:, indicators]], axis=1, dtype=np.float32)
+
+
+def filled_clients(data: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What newcomers bring, {id: (x, y)} or {id: {split: (x, y)}}, filled in. Without constants for that, as it is."""
+    if not {VALUE, INDICATOR} <= constants.keys():
+        return dict(data)
+
+    def pair(brought: Any, whose: str) -> Any:
+        return (filled_array(brought[0], constants, whose), *brought[1:])
+
+    return {
+        client: {split: pair(part, f"x of client {client!r} ({split})") for split, part in brought.items()}
+        if isinstance(brought, Mapping)
+        else pair(brought, f"x of client {client!r}")
+        for client, brought in data.items()
+    }
 
 
 def _usual(known: Array) -> Array:
