@@ -148,7 +148,9 @@ def test_a_newcomer_that_does_not_fit_is_told_why():
     x, y = client(9)
     with pytest.raises(DataError, match=r"x.ids has a sample of length 8, and the model was trained with 6 at most"):
         run.personalize({**x, "ids": [np.ones(8, int)] * len(y)}, y)
-    with pytest.raises(DataError, match=r"samples have shape ids \(6,\), mask \(6,\), the model wants ids \(6,\), table"):
+    with pytest.raises(
+        DataError, match=r"samples have shape ids \(6,\), mask \(6,\), the model wants ids \(6,\), table"
+    ):
         run.personalize({"ids": x["ids"]}, y)
 
 

@@ -78,8 +78,8 @@ def _refuse_doubtful(pieces: Sequence[Array]) -> None:
             )
         if floats:
             raise DataError(
-                f"y holds only 0.0 and 1.0 in {shape[1]} columns: give label_type = 'multi-label' if these are labels that "
-                "a sample has or not, 'numbers' if they are targets of a regression"
+                f"y holds only 0.0 and 1.0 in {shape[1]} columns: give label_type = 'multi-label' if these are labels "
+                "that a sample has or not, 'numbers' if they are targets of a regression"
             )
     if floats and all(piece.ndim == 1 or piece.shape[1:] == (1,) for piece in pieces) and _may_be_classes(pieces):
         values = np.unique(np.concatenate([np.unique(piece) for piece in pieces]))

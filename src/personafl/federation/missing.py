@@ -46,22 +46,41 @@ def filled(fed: Fed, features: Mapping[str, Sequence[Feature]] | None = None) ->
 
     Of several inputs, those that are floats and are named in `features`, or all of them.
     """
-    inputs = {name: value for name, value in parts(fed.x).items() if value.is_floating_point()}
-    constants, gaps = dict(fed.constants), []
-    for name, value in inputs.items():
-        if value.ndim != 2 and bool(torch.isnan(value).any() if isinstance(fed.x, dict) else True):
+    constants: dict[str, torch.Tensor] = {}
+    gaps: list[str] = []
+    for name, value in _with_gaps(fed, features or {}).items():
+        if value.ndim != 2:
             what, shape = part_name(name), tuple(value.shape)
             raise DataError(f"missing = 'fill' is for features (N, d), and {what} has shape {shape}; use error")
-        if value.ndim == 2:
-            found, lacking = _learned(fed, value, (features or {}).get(name) or ())
-            constants |= {constant_name(what, name): constant for what, constant in found.items()}
-            gaps += lacking
-    if constants.keys() == fed.constants.keys():
+        found, lacking = _learned(fed, value, (features or {}).get(name) or ())
+        constants |= {constant_name(what, name): constant for what, constant in found.items()}
+        gaps += lacking
+    if not constants:
         return fed
     note = f"filled in what is missing in {many(len(gaps), 'feature')} (training samples): {listing(gaps, 10)}"
     changed: Any = fed
-    noted: Fed = replace(changed, notes=(*fed.notes, *([note] if gaps else [])), scanned=True)
-    return filled_as(noted, constants)
+    made: Fed = replace(
+        changed,
+        x=whole({name: _filled_part(value, constants, name) for name, value in parts(fed.x).items()}),
+        notes=(*fed.notes, *([note] if gaps else [])),
+        constants=fed.constants | constants,
+        scanned=False,
+    )
+    return made
+
+
+def _with_gaps(fed: Stored, features: Mapping[str, Sequence[Feature]]) -> dict[str, torch.Tensor]:
+    """The floats; of several inputs those that are columns of a table, and others that lack a value."""
+    floats = {name: value for name, value in parts(fed.x).items() if value.is_floating_point()}
+    if not isinstance(fed.x, dict):
+        return floats
+    return {name: value for name, value in floats.items() if name in features or bool(torch.isnan(value).any())}
+
+
+def _filled_part(value: torch.Tensor, constants: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if constant_name(VALUE, name) not in constants:
+        return value
+    return torch.from_numpy(filled_array(value.numpy(), constants, part_name(name), name))
 
 
 def _learned(
@@ -85,29 +104,41 @@ def _learned(
     return {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}, gaps
 
 
-def filled_as(fed: Fed, constants: Mapping[str, torch.Tensor]) -> Fed:
-    """What is missing filled in by the constants of another federation. Without these, as it is."""
-    made = dict(parts(fed.x))
-    for name, value in made.items():
-        known = [constants.get(constant_name(what, name)) for what in (VALUE, INDICATOR)]
-        if known[0] is not None and known[1] is not None:
-            made[name] = _without_gaps(value, known[0].numpy(), known[1].numpy(), part_name(name) if name else "")
-    if all(made[name] is value for name, value in parts(fed.x).items()):
-        return fed
-    changed: Any = fed
-    complete: Fed = replace(changed, x=whole(made), constants=dict(constants), scanned=False)
-    return complete
+def filled_array(x: Any, constants: Mapping[str, torch.Tensor], whose: str = "x", name: str = "") -> Array:
+    """Features (n, d) with NaN for what is missing, filled in as a federation was that has these constants.
 
-
-def _without_gaps(value: torch.Tensor, values: Array, indicators: Array, what: str) -> torch.Tensor:
-    if tuple(value.shape[1:]) != values.shape:
+    >>> constants = {VALUE: torch.tensor([1.0, 7.0]), INDICATOR: torch.tensor([1])}
+    >>> filled_array([[2.0, np.nan]], constants)
+    array([[2., 7., 1.]], dtype=float32)
+    """
+    values, indicators = (constants[constant_name(what, name)].numpy() for what in (VALUE, INDICATOR))
+    x = np.asarray(x)
+    if x.shape[1:] != values.shape or x.dtype.kind not in "biuf":
         raise DataError(
-            f"samples {f'of {what} ' if what else ''}have shape {tuple(value.shape[1:])}, expected {values.shape}: the "
-            "features as they were before gaps were filled in, with NaN where a value is missing"
+            f"{whose} has shape {x.shape} and holds {x.dtype} values; expected (n, {len(values)}) numbers: the "
+            "features before gaps were filled in, with NaN where a value is missing"
         )
-    x = value.numpy().astype(np.float32)
-    gaps = np.isnan(x)
-    return torch.from_numpy(np.concatenate([np.where(gaps, values, x), gaps[:, indicators].astype(np.float32)], axis=1))
+    gaps = np.isnan(x.astype(np.float32))
+    return np.concatenate([np.where(gaps, values, x), gaps[:, indicators]], axis=1, dtype=np.float32)
+
+
+def filled_clients(data: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What newcomers bring, {id: (x, y)} or {id: {split: (x, y)}}, filled in. Without constants for that, as it is."""
+    if not any(name.startswith(VALUE) for name in constants):
+        return dict(data)
+
+    def pair(brought: Any, whose: str) -> Any:
+        given = brought[0] if isinstance(brought[0], dict) else {"": brought[0]}
+        lacking = [name for name in given if constant_name(VALUE, name) in constants]
+        filled_in = {name: filled_array(given[name], constants, f"{part_name(name)}{whose}", name) for name in lacking}
+        return (whole({**given, **filled_in}), *brought[1:])
+
+    return {
+        client: {split: pair(part, f" of client {client!r} ({split})") for split, part in brought.items()}
+        if isinstance(brought, Mapping)
+        else pair(brought, f" of client {client!r}")
+        for client, brought in data.items()
+    }
 
 
 def _usual(known: Array) -> Array:

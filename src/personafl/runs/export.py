@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from personafl.errors import ConfigError, DataError, RunError
+from personafl.federation.missing import VALUE
 from personafl.federation.ragged import MASK
 from personafl.files import disk_errors, write_atomically, write_tensors, write_text
 from personafl.inputs import Inputs, parts, read_shape, whole
-from personafl.runs.run import Run
+from personafl.runs.run import NOT_FINISHED, Run
 
 Format = Literal["safetensors", "torch", "onnx"]
 """safetensors: the weights; torch: a program that runs without the model's code; onnx: the same for other runtimes."""
@@ -51,8 +52,9 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     if "onnx" in formats and (lacking := [p for p in ("onnx", "onnxscript") if not importlib.util.find_spec(p)]):
         raise ConfigError(f"--format onnx needs the package {lacking[0]}: pip install 'personafl[onnx]'")
     if not run.complete:
-        raise RunError(f"{run.path} has no models yet: the run is not finished; continue it with --resume")
+        raise RunError(f"{run.path} has no models yet: {NOT_FINISHED}")
     rows = {row["client"]: row for row in run.clients().to_pylist()}
+    clients = [str(client) for client in clients]
     if unknown := [client for client in clients if client not in rows]:
         raise DataError(f"{run.path} has no client {unknown[0]!r}; the first are {', '.join(list(rows)[:3])}")
     targets = {c: {f: folder / f"{file_name(c)}{SUFFIX[f]}" for f in formats} for c in clients}
@@ -111,11 +113,18 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
 
 def _normalization(run: Run) -> dict[str, Any] | None:
     """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
-    constants = run.constants
+    constants, shapes = run.constants, run.manifest["resolved"]["input_shape"]
+    of = " of each input" if isinstance(shapes, Mapping) else ""
+    if any(name.startswith(VALUE) for name in constants):
+        how = (
+            f"missing values become missing_value{of}; then for each feature in missing_indicator{of} comes one that "
+            "is 1 where it was missing and else 0"
+            + ("; then (x - mean) / std" + of if any(name.startswith("mean") for name in constants) else "")
+        )
+        return {"how": how, **{name: value.tolist() for name, value in constants.items()}}
     if {"mean", "std"} <= constants.keys():
         return {"how": "(x - mean) / std", **{name: constants[name].tolist() for name in ("mean", "std")}}
-    shapes = run.manifest["resolved"]["input_shape"]
-    if isinstance(shapes, Mapping) and (scaled := [name for name in shapes if f"mean_{name}" in constants]):
+    if of and (scaled := [name for name in shapes if f"mean_{name}" in constants]):
         numbers = {what: {n: constants[f"{what}_{n}"].tolist() for n in scaled} for what in ("mean", "std")}
         return {"how": "(x - mean) / std of each of these inputs; padding stays 0", **numbers}
     how = run.manifest.get("data", {}).get("normalize")
