@@ -22,6 +22,7 @@ from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
 from personafl.registry import described
+from personafl.runs.modules import called
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
@@ -243,6 +244,8 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "outputs": federation.outputs,
         "fingerprint": federation.fingerprint,
     }
+    if "name" not in job.tables.get("model", {}):
+        resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

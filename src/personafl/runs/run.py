@@ -26,6 +26,7 @@ from personafl.inputs import Inputs, read_shape
 from personafl.kernels.task import LOSSES, Task
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
+from personafl.runs.modules import check_fits, how_to_give
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
@@ -226,11 +227,11 @@ class Run:
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
-            found: Algorithm = self._known("algorithm", "algorithm", ALGORITHMS)
+            found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
         return self._algorithm
 
-    def _known(self, kind: str, argument: str, registry: Registry) -> Any:
+    def _known(self, kind: str, registry: Registry) -> Any:
         """What run.toml says of an algorithm or a model, where its name is known here. Nothing else is imported."""
         table = self.manifest.get(kind)
         if isinstance(table, Mapping):
@@ -238,9 +239,8 @@ class Run:
         try:
             return choose_known(kind, table, registry)
         except ConfigError as error:
-            raise RunError(
-                f"{self.path}: {error}. From Python, give it: load_run({str(self.path)!r}, {argument}=…)"
-            ) from error
+            give = how_to_give(self.manifest, self.path) if kind == "model" else f"load_run(…, {kind}=…) in Python"
+            raise RunError(f"{self.path}: {error}. Give it: {give}") from error
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -261,8 +261,9 @@ class Run:
             if module is None:
                 described = self.manifest.get("model", {})
                 if "class" in described and "name" not in described:  # it was made in Python
-                    raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
-                model = self._known("model", "module", MODELS)
+                    give = how_to_give(self.manifest, self.path)
+                    raise RunError(f"{self.path} trained a {described['class']}: give it, {give}")
+                model = self._known("model", MODELS)
                 module = initialize(
                     model,
                     read_shape(resolved["input_shape"]),
@@ -284,8 +285,19 @@ class Run:
 
 
 def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
-    """Open a run folder. Nothing in it is executed."""
-    return Run(path, module, algorithm)
+    """Open a run folder. Nothing in it is executed.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    module, algorithm
+        What a run had that is not one of personafl's own. A module's parameters are compared with those of the run.
+    """
+    run = Run(path, module, algorithm)
+    if module is not None:
+        check_fits(module, run.folder, run.manifest)
+    return run
 
 
 load = load_run
