@@ -45,7 +45,7 @@ class Config:
 
     def tables(self) -> dict[str, Any]:
         """The config as TOML tables, with every default written out."""
-        out: dict[str, Any] = {"seed": self.seed, **asdict(self.schedule)}
+        out: dict[str, Any] = {"seed": self.seed, **self.schedule.table()}
         if self.splits is not None:
             out["splits"] = list(self.splits)
         if self.splitting != "random":
@@ -56,7 +56,7 @@ class Config:
                 out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **asdict(value)}
         if self.weights is not None:
             out.setdefault("model", {})["weights"] = self.weights
-        out["local"] = asdict(self.local)
+        out["local"] = self.local.table()
         out["engine"] = asdict(self.engine)
         if self.ray != RaySettings():
             out["ray"] = asdict(self.ray)

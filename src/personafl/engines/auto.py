@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, Sent
 from personafl.algorithms.fedavg import FineTune
@@ -18,6 +19,7 @@ from personafl.engines.threaded import ThreadedEngine
 from personafl.engines.trials import Candidate, Check, Trials, Unfit
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
+from personafl.inputs import Inputs, each_input
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 from personafl.states import State
@@ -61,7 +63,7 @@ def make_engine(
         `stacked` is asked for by name and the model cannot be stacked.
     """
     name, memory, threads, device = settings.name, settings.memory, settings.threads, settings.device
-    x, y = federation.x[:2].to(device), federation.y[:2].to(device)
+    x, y = _two_samples(federation, device)
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
     with torch_threads(1):  # on a busy machine, threads that wait for each other take seconds
@@ -81,6 +83,10 @@ def make_engine(
     return engine, choice
 
 
+def _two_samples(federation: Federation, device: str) -> tuple[Inputs, Tensor]:
+    return each_input(lambda part: part[:2].to(device), federation.x), federation.y[:2].to(device)
+
+
 def trials(
     settings: EngineSettings, task: Task, federation: Federation, local: Local, seed: int, cohort: int = 16,
     rounds: int = 0,
@@ -97,7 +103,9 @@ def trials(
     @cache
     def why_not() -> str | None:
         with torch_threads(1):
-            return task.unstackable(federation.x[:2].to(device), federation.y[:2].to(device))
+            return task.unstackable(
+                each_input(lambda part: part[:2].to(device), federation.x), federation.y[:2].to(device)
+            )
 
     def stack() -> None:
         if why_not() is not None:

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
-from personafl.algorithms.extras import SideBySide, batches_per_step, copies
+from personafl.algorithms.extras import SideBySide, batches_per_step, copies, head_of
+from personafl.algorithms.optimizers import optimizer_state
+from personafl.algorithms.parameter_groups import rate_factors
 from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
+from personafl.inputs import Inputs, each_input, some, tensors
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
 from personafl.states import Ints, State, each, joined
@@ -115,7 +118,8 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
-        self._features = int(np.prod(federation.x.shape[1:]))
+        self._factors: dict[tuple[bool, ...], Tensor] = {}
+        self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
     # --- what a runner calls -------------------------------------------------------------------------------
 
@@ -178,7 +182,21 @@ class Engine(ABC):
             batch_size=info["batch_size"],
             copy=info["copy"],
             validation=validation,
+            factors=self._rate_factors(work.program) if self.local.groups else None,
         )
+
+    def _rate_factors(self, program: Program) -> Tensor:
+        """The factor of the learning rate of every parameter (`local.groups`)."""
+        layers = list(zip(self.task.names, self.task.sizes, strict=True))
+        head = head_of(program, layers)
+        if head not in self._factors:
+            each_piece = torch.tensor(rate_factors(layers, self.local.groups, head))
+            self._factors[head] = each_piece.repeat_interleave(torch.tensor(self.task.sizes)).to(self.device)
+        return self._factors[head]
+
+    def _optimizer_state(self, work: Work) -> State:
+        """What clients have kept of their optimizer, and go on with; before an evaluation it starts anew."""
+        return {} if work.purpose == "evaluation" else optimizer_state(work.own)
 
     def _info(self, work: Work) -> State:
         samples = self.federation.sizes("train")[work.ids]
@@ -210,13 +228,14 @@ class Engine(ABC):
         made = mix(mix(keys, name_key("dropout"))[:, None], np.arange(draws)[None, :])
         return torch.from_numpy(made.view(np.int64))
 
-    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Samples by their index, which may have any shape."""
-        flat, x, y = index.flatten(), self.federation.x, self.federation.y
-        return (
-            x.index_select(0, flat).view(*index.shape, *x.shape[1:]).to(self.device),
-            y.index_select(0, flat).view(*index.shape, *y.shape[1:]).to(self.device),
-        )
+        flat = index.flatten()
+
+        def at(values: Tensor) -> Tensor:
+            return values.index_select(0, flat).view(*index.shape, *values.shape[1:]).to(self.device)
+
+        return each_input(at, self.federation.x), at(self.federation.y)
 
     def _padded(self, ids: Ints, split: Split) -> Batch:
         """All samples of a split of these clients, padded to the longest: every field has a leading axis K."""
@@ -225,7 +244,7 @@ class Engine(ABC):
         slot = np.arange(width)
         # A client without samples still needs a valid index: any sample will do, at weight 0.
         index = np.minimum(
-            starts[:, None] + np.minimum(slot, np.maximum(sizes[:, None] - 1, 0)), len(self.federation.x) - 1
+            starts[:, None] + np.minimum(slot, np.maximum(sizes[:, None] - 1, 0)), len(self.federation.y) - 1
         )
         x, y = self._gather(torch.from_numpy(index))
         weight = torch.from_numpy((slot < sizes[:, None]).astype(np.float32)).to(self.device)
@@ -247,7 +266,7 @@ class Engine(ABC):
 
     def _bytes_per_client(self, samples: int, vectors: int) -> int:
         """A generous guess of what one client takes while `samples` of its samples go through the model."""
-        per_sample = 2 * self._features + 3 * self.task.activation_size(self.federation.x[:1])
+        per_sample = 2 * self._features + 3 * self.task.activation_size(some(self.federation.x, slice(1)))
         return 4 * (vectors * self.task.size + samples * per_sample)
 
     def _chunk_size(self, per_client: int) -> int:
@@ -260,7 +279,7 @@ class Engine(ABC):
         if work.program.uses_validation:
             batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
         state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
-        vectors = 6 + state // max(self.task.size, 1)
+        vectors = 6 + (0 if self.local.optimizer == "sgd" else 2) + state // max(self.task.size, 1)
         count = self._chunk_size(self._bytes_per_client(batch, vectors))
         # A client's copies stay together, so that one of them can be picked.
         together = copies(work.program)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,12 +14,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
 
 from personafl.errors import ModelError
+from personafl.inputs import Inputs, described, some, stacked, tensors
 from personafl.kernels import stacking
 from personafl.kernels.layers import Frame, WeightedBatchNorm, replace_layers
+from personafl.kernels.losses import Objective as Objective
+from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
-
-Objective = Callable[..., Tensor]
-"""`objective(outputs, y, **extra) -> one value per sample`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Batch:
     `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     weight: Tensor
     key: Tensor
@@ -124,7 +124,9 @@ class Task:
             **{n: b.detach() for n, b in module.named_buffers()},
         }
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
-        self.couples_samples = any(isinstance(m, WeightedBatchNorm) for m in self._inference.modules())
+        self.couples_samples = couples_samples(self.objective) or any(
+            isinstance(m, WeightedBatchNorm) for m in self._inference.modules()
+        )
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
@@ -173,7 +175,7 @@ class Task:
 
     # --- one client ----------------------------------------------------------------------------------------
 
-    def predict(self, theta: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    def predict(self, theta: Tensor, x: Inputs, weight: Tensor | None = None) -> Tensor:
         """Outputs in evaluation mode. `weight` marks padding, for layers that normalize over the batch."""
         return self._forward(self._inference, self.split(theta), x, None, weight)
 
@@ -223,16 +225,16 @@ class Task:
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
     ) -> Sequence[Tensor]:
         """Gradients of K clients with respect to each parameter of the model."""
-        if not self.stacks_natively:
+        if not self.stacks_natively or isinstance(batch.x, dict):
 
-            def client_loss(params: dict[str, Tensor], x: Tensor, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
+            def client_loss(params: dict[str, Tensor], x: Inputs, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
                 return self._mean_loss(params, Batch(x, y, w, k), objective, e)
 
             by_name = vmap(grad(client_loss))(params, batch.x, batch.y, batch.weight, batch.key, extra)
             return list(by_name.values())
 
         def slope(outputs: Tensor) -> Tensor:
-            return _slope(objective, outputs, batch.y, batch.weight / batch.weight.sum(1, keepdim=True), extra)
+            return _slope(objective, outputs, batch.y, batch.weight, extra)
 
         if self._chain is not None:
             with torch.no_grad():
@@ -243,24 +245,25 @@ class Task:
             # The gradient of this sum is the slope itself. Handed over as such, torch would import sympy to look at it.
             return torch.autograd.grad((outputs * slope(outputs.detach())).sum(), list(leaves.values()))
 
-    def predict_stacked(self, theta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
-        if self.stacks_natively:
+        if self.stacks_natively and not isinstance(x, dict):
             return stacking.forward(self._inference, self.split(theta), x)
         outputs: Tensor = vmap(self.predict)(theta, x, weight)
         return outputs
 
     def evaluate_stacked(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
         """`evaluate` for K clients with K vectors: every tensor has a leading axis K, and so have the sums."""
-        if not self.stacks_natively:
+        if not self.stacks_natively or isinstance(batch.x, dict):
             return vmap(lambda t, x, y, w: self.evaluate(t, Batch(x, y, w, w)))(theta, batch.x, batch.y, batch.weight)
         outputs = stacking.forward(self._inference, self.split(theta), batch.x)
-        flat = {"loss": self.objective, **self.metrics}
-        return {n: (_per_sample(f, outputs, batch.y, {}) * batch.weight).sum(1) for n, f in flat.items()}
+        samples = batch.weight.sum(1)
+        loss = torch.where(samples > 0, mean_losses(self.objective, outputs, batch.y, batch.weight) * samples, 0.0)
+        return {"loss": loss} | {n: _sums(f, outputs, batch.y, batch.weight) for n, f in self.metrics.items()}
 
     # --- checks ----------------------------------------------------------------------------------------------
 
-    def check(self, x: Tensor, y: Tensor) -> None:
+    def check(self, x: Inputs, y: Tensor) -> None:
         """Try the model on a few real samples; say what is wrong before training starts.
 
         Raises
@@ -271,27 +274,27 @@ class Task:
         """
         before = {n: b.clone() for n, b in self._constants.items()}
         random_state = torch.get_rng_state()
-        batch = Batch(x, y, torch.ones(len(x), device=x.device), torch.zeros((), dtype=torch.int64, device=x.device))
+        batch = Batch(x, y, torch.ones(len(y), device=y.device), torch.zeros((), dtype=torch.int64, device=y.device))
         try:
             with torch.no_grad():
-                outputs = self.predict(self.theta0.to(x.device), x)
+                outputs = self.predict(self.theta0.to(y.device), x)
                 if self.objective is cross_entropy and outputs.shape[-1] <= int(y.max()):
                     raise ModelError(f"the model has {outputs.shape[-1]} outputs but the data has label {int(y.max())}")
                 for name, function in {"loss": self.objective, **self.metrics}.items():
                     shape = tuple(function(outputs, y).shape)
-                    if shape != (len(x),):
+                    if shape != (len(y),):
                         raise ModelError(
-                            f"{name} gives values of shape {shape} for {len(x)} samples: it must give one value per "
+                            f"{name} gives values of shape {shape} for {len(y)} samples: it must give one value per "
                             "sample (for a torch loss: reduction='none')"
                         )
-                self.loss(self.theta0.to(x.device), batch)
+                self.loss(self.theta0.to(y.device), batch)
         except ModelError:
             raise
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise ModelError(
-                f"{type(self.template).__name__} fails on a batch of features {tuple(x.shape)} {x.dtype} and labels "
-                f"{tuple(y.shape)} {y.dtype}: {reason}"
+                f"{type(self.template).__name__} fails on a batch of features {described(x)} and labels "
+                f"{described(y)}: {reason}"
             ) from error
         for name, old in before.items():
             if not torch.equal(self._constants[name], old):
@@ -307,7 +310,7 @@ class Task:
                 "(F.dropout, torch.rand, …), which no client's seed controls: use an nn.Dropout layer"
             )
 
-    def activation_size(self, x: Tensor) -> int:
+    def activation_size(self, x: Inputs) -> int:
         """How many numbers the model's layers put out for one sample, to plan memory by."""
         if self._activations is None:
             outputs: list[int] = []
@@ -318,19 +321,19 @@ class Task:
 
             hooks = [m.register_forward_hook(count) for m in self._inference.modules()]
             with torch.no_grad():
-                self.predict(self.theta0.to(x.device), x[:1])
+                self.predict(self.theta0.to(tensors(x)[0].device), some(x, slice(1)))
             for hook in hooks:
                 hook.remove()
             self._activations = sum(outputs)
         return self._activations
 
-    def unstackable(self, x: Tensor, y: Tensor) -> str | None:
+    def unstackable(self, x: Inputs, y: Tensor) -> str | None:
         """Why this model cannot run on the stacked engine (tried on a few samples), or None if it can."""
         two = Batch(
-            torch.stack([x, x]), torch.stack([y, y]), torch.ones(2, len(x), device=x.device),
-            torch.zeros(2, dtype=torch.int64, device=x.device),
+            stacked([x, x]), torch.stack([y, y]), torch.ones(2, len(y), device=y.device),
+            torch.zeros(2, dtype=torch.int64, device=y.device),
         )  # fmt: skip
-        theta = self.theta0.to(x.device).expand(2, -1)
+        theta = self.theta0.to(y.device).expand(2, -1)
         try:
             self.gradient_stacked(theta, two)
             with torch.no_grad():
@@ -342,20 +345,25 @@ class Task:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _forward(
-        self, module: nn.Module, params: dict[str, Tensor], x: Tensor, key: Tensor | None, weight: Tensor | None
+        self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None
     ) -> Tensor:
         self.frame.enter(key, weight)
         shaped = {n: p.reshape(s) for (n, p), s in zip(params.items(), self.shapes, strict=True)}
-        return functional_call(module, (shaped, self._constants), (x,))  # type: ignore[no-any-return]
+        constants = (shaped, self._constants)
+        if isinstance(x, dict):
+            return functional_call(module, constants, (), x)  # type: ignore[no-any-return]
+        return functional_call(module, constants, (x,))  # type: ignore[no-any-return]
 
     def _mean_loss(
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
     ) -> Tensor:
         outputs = self._forward(self._training, params, batch.x, batch.key, batch.weight)
-        return (objective(outputs, batch.y, **extra) * batch.weight).sum() / batch.weight.sum()
+        return mean_loss(objective, outputs, batch.y, batch.weight, extra)
 
     def _sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        return {n: (f(outputs, y) * weight).sum() for n, f in {"loss": self.objective, **self.metrics}.items()}
+        samples = weight.sum()
+        loss = torch.where(samples > 0, mean_loss(self.objective, outputs, y, weight) * samples, 0.0)
+        return {"loss": loss} | {n: (f(outputs, y) * weight).sum() for n, f in self.metrics.items()}
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -368,20 +376,17 @@ def _copied(module: nn.Module) -> nn.Module:
         raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error
 
 
-def _per_sample(objective: Objective, outputs: Tensor, y: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
-    """`objective` for K clients (K, B): as one long batch, or by vmap where it takes more than the samples."""
-    if extra:
-        values: Tensor = vmap(lambda o, t, e: objective(o, t, **e))(outputs, y, dict(extra))
-        return values
-    return objective(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+def _sums(metric: Objective, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The sums of a metric over the samples of K clients."""
+    sums: Tensor = (metric(outputs.flatten(0, 1), y.flatten(0, 1)).view(weight.shape) * weight).sum(1)
+    return sums
 
 
-def _slope(objective: Objective, outputs: Tensor, y: Tensor, share: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
-    """The gradient with respect to `outputs` of K clients' losses, weighted by `share` (K, B)."""
+def _slope(objective: Objective, outputs: Tensor, y: Tensor, weight: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+    """The gradient with respect to `outputs` of K clients' losses on batches whose samples have `weight` (K, B)."""
     if objective is cross_entropy and outputs.dim() == 3 and y.dtype == torch.int64:
-        weight = share.unsqueeze(-1)
-        return outputs.softmax(-1).mul_(weight).scatter_add_(2, y.unsqueeze(-1), -weight)
+        share = (weight / weight.sum(1, keepdim=True)).unsqueeze(-1)
+        return outputs.softmax(-1).mul_(share).scatter_add_(2, y.unsqueeze(-1), -share)
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        total = (_per_sample(objective, leaf, y, extra) * share).sum()
-        return torch.autograd.grad(total, leaf)[0]
+        return torch.autograd.grad(mean_losses(objective, leaf, y, weight, extra).sum(), leaf)[0]

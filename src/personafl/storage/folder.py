@@ -39,11 +39,12 @@ except ImportError:  # not a POSIX system: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 _MAY_DIFFER = (
-    "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created", "files",
+    "rounds", "patience", "min_delta", "stopped",
+    "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created", "files",
 )  # fmt: skip
 
 
-_TABLES = ("algorithm", "model", "data", "partition", "local", "privacy", "resolved", "versions", "files")
+_TABLES = ("algorithm", "model", "data", "partition", "local", "privacy", "resolved", "versions", "stopped", "files")
 
 
 class RunFolder:
@@ -86,6 +87,10 @@ class RunFolder:
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         write_text(self.path / "run.toml", tomli_w.dumps(_without_none(manifest)))
+
+    def note(self, key: str, table: dict[str, Any]) -> None:
+        """Add a table to run.toml."""
+        self.write_manifest({**self.manifest(), key: table})
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything else."""

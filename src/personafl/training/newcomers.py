@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm
+from personafl.algorithms.dry_run import kept_optimizer_state
 from personafl.algorithms.extras import needs_validation, newcomer_rounds, sent_to_newcomer
 from personafl.engines.base import Engine, Work
 from personafl.errors import DataError
@@ -88,6 +89,7 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
             sent = sent_to_newcomer(algorithm, server, {name: value[0] for name, value in up.items()})
             if number == 0:
                 begun = algorithm.new_client(found.tensors["theta0"], sent.one(0))
+                begun |= kept_optimizer_state(algorithm, engine.local, begun, sent.one(0))
                 own = {name: value[None] for name, value in begun.items()}
             result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up

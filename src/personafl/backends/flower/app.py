@@ -58,7 +58,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
         nodes, client_index = gather(grid, settings, before, seal)
         model = described.model or default_model(settings.input_shape)
-        described = replace(described, model=model)
+        described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
         outputs = settings.classes or settings.outputs
         seed = described.seed
         module = initialize(model, settings.input_shape, outputs, seed)

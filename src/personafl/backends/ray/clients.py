@@ -23,6 +23,7 @@ from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.backends.ray.actor import Arrays, ShardRequest, WorkerConfig, arrays
 from personafl.backends.ray.shards import Shards, by_value, message_bytes
 from personafl.engines.base import cores
+from personafl.inputs import some
 from personafl.settings import require_ray
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
@@ -56,7 +57,7 @@ class RayClients(Clients):
         self.client_index, self._folder = ClientIndex.of(federation), folder
         self.task, self.local, self.seed, self.privacy = task, job.local, job.seed, job.privacy
         self.threads, self.device = settings.threads or cores(), torch.device("cpu")
-        x, y = federation.x[:2], federation.y[:2]
+        x, y = some(federation.x, slice(2)), federation.y[:2]
         task.check(x, y)
         self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
         # Not the task: once it was used, it may hold tensors that cannot leave the process.
@@ -72,7 +73,7 @@ class RayClients(Clients):
         if self.privacy is not None:
             self.privacy.check(algorithm)
         self.algorithm, self._theta0 = algorithm, theta0
-        self._like = first_state(algorithm, theta0)
+        self._like = first_state(algorithm, theta0, self.local)
         self._releases = np.zeros(len(self.client_index), np.int64)
         self.shards.open()
         self.shards.ask("start", dict.fromkeys(self.shards, (algorithm, theta0.numpy())))
