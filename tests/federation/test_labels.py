@@ -101,7 +101,7 @@ def test_floats_can_be_declared_classes_or_numbers():
     assert made(y, label_type="numbers").classes is None
     clients = {"a": (X[:3], y[:3]), "b": (X[3:], y[3:])}
     assert Federation.from_clients(clients, label_type="classes").classes == 3
-    with pytest.raises(DataError, match="label_type = 'classes', and y holds 0.5; expected whole numbers"):
+    with pytest.raises(DataError, match=r"label_type = 'classes', and y holds 0\.5; expected whole numbers"):
         made(y + 0.5, label_type="classes")
 
 

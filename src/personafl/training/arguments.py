@@ -93,12 +93,13 @@ def check_settings(
     if not isinstance(engine, str | EngineSettings):
         raise ConfigError(f"engine is {_what(engine)}: give a name such as 'stacked', or pf.EngineSettings(…)")
     if isinstance(loss, type):
-        raise ConfigError(f"loss is {_what(loss)}: give an instance, {loss.__name__}(reduction='none')")
-    if loss is not None and not isinstance(loss, str) and not callable(loss):
+        each = "reduction='none'" if issubclass(loss, nn.Module) else ""
+        raise ConfigError(f"loss is {_what(loss)}: give an instance, {loss.__name__}({each})")
+    if isinstance(loss, int | float | list | tuple | Mapping):
         raise ConfigError(f"loss is {_what(loss)}: give its name, or a function of (outputs, y), one value a sample")
     if out is not None and not isinstance(out, str | os.PathLike):
         raise ConfigError(f"out is {_what(out)}: give the path of a folder")
-    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+    if metrics is not None and not isinstance(metrics, Mapping):
         raise ConfigError(f"metrics is {_what(metrics)}: give {{name: function of (outputs, y)}}")
     for key in settings or {}:
         if key in (field.name for field in fields(Local)):
