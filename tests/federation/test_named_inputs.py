@@ -261,8 +261,8 @@ def test_groups_of_columns_are_inputs():
 def test_a_csv_file_and_a_config_have_groups_of_columns_too(tmp_path):
     from personafl.config import parse
 
-    rows = [f"{w},{a},{d},{c},{y}" for w, a, d, c, y in zip(*(TABLE[k] for k in ("who", "age", "dose", "ward", "label")),
-                                                            strict=True)]  # fmt: skip
+    columns = [TABLE[name] for name in ("who", "age", "dose", "ward", "label")]
+    rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["who,age,dose,ward,label", *rows]))
     features = {"numbers": ["age", "dose"], "categories": ["ward"]}
     table = {"name": "files", "path": str(tmp_path / "t.csv"), "client": "who", "label": "label", "features": features}

@@ -392,8 +392,8 @@ class Federation:
 
         A file holds the arrays `x` and `y`, or `x_train`, `y_train` and where there are any `x_val`, `y_val`,
         `x_test`, `y_test`; optionally the string `group`. Several inputs are `x.NAME`, `x_train.NAME`, …; samples of
-        unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`. Nothing in a file is executed: pickled objects are
-        refused. Other files of the folder are left alone.
+        unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`.
+        Nothing in a file is executed: pickled objects are refused. Other files of the folder are left alone.
 
         Parameters
         ----------
@@ -488,7 +488,7 @@ class Federation:
         label_type
             `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multi-label`, or by what is in the
             column: `auto`.
-        splits, splitting, seed, classes, name
+        length, splits, splitting, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
 
         Examples
@@ -529,8 +529,9 @@ class Federation:
         ----------
         data
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
-            it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
-        groups, splits, splitting, seed, classes, label_type, missing, name, class_names
+            it is. A dataset is map-style (it has a length) and its items are pairs (x, y), where x may be several
+            inputs by name and of unequal length.
+        groups, splits, splitting, seed, classes, label_type, missing, length, name, class_names
             As in `from_clients`.
 
         Examples
@@ -580,7 +581,7 @@ class Federation:
         label, client, partition, features, categorical, group, time, normalize, missing, label_type, splits
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
             width) in 0 to 1. A `ClassLabel`'s names become `class_names`.
-        splitting, seed, classes, name
+        length, splitting, seed, classes, name
             As in `from_arrays`.
         """
         columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
