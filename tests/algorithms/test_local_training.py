@@ -107,7 +107,7 @@ def by_torch(case: str, state: str, engine, client: int) -> np.ndarray:
     return torch.cat([p.detach().flatten() for p in net.parameters()]).numpy()
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("engine", [pytest.param("loop", marks=pytest.mark.slow), "stacked"])  # they agree
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_client_alone_is_torch(tmp_path, case, state, engine):
