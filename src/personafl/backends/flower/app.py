@@ -93,7 +93,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites."""
     values = read_tables(path)
-    for key in ("data", "partition", "splits", "engine", "methods"):
+    for key in ("data", "partition", "splits", "splitting", "engine", "methods"):
         if key in values:
             raise ConfigError(f"{path}: {key} has no place in the config of a federation: sites bring their own data")
     if "federation" not in values:
