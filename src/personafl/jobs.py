@@ -28,7 +28,9 @@ from personafl.training.arguments import (
     algorithm_of,
     check_federation,
     check_keys,
+    check_listeners,
     check_model,
+    check_seed,
     check_settings,
     features_hint,
 )
@@ -107,7 +109,9 @@ def train(
     """
     check_federation(federation)
     check_model(model)
-    check_settings(schedule, local, engine, seed, metrics, settings)
+    check_seed(seed)
+    check_listeners(listeners)
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
     schedule, chosen = with_settings(schedule, engine, settings)
     for note in federation.notes:
         log.warning("%s", note)

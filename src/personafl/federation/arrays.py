@@ -119,6 +119,11 @@ def _numbers(value: Any, what: str) -> Array:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{what} is not one array: {error}") from error
+    if array.dtype.kind in "US" and what.startswith("y "):
+        raise DataError(
+            f"{what} holds text such as {str(array.flat[0])!r}; give the number of each class, 0, 1, …, as in "
+            "names, y = np.unique(y, return_inverse=True)"
+        )
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what} holds {array.dtype} values, not numbers; convert it to an integer or float array")
     if array.ndim == 0:
@@ -130,7 +135,8 @@ def _pieces_of(client: str, entry: Any) -> list[tuple[int, str, Pair]]:
     """(position of the split, what to call it in an error, (x, y)) for each split that a client brings."""
     parts: Mapping[Any, Any] = entry if isinstance(entry, Mapping) else {"train": entry}
     if unknown := [str(part) for part in parts if part not in SPLITS]:
-        raise DataError(f"client {client!r} has a split {unknown[0]!r}; there are only train, val and test")
+        instead = "; give the tuple (x, y)" if set(parts) == {"x", "y"} else ""
+        raise DataError(f"client {client!r} has a split {unknown[0]!r}; there are only train, val and test{instead}")
     for brought in parts.values():
         if not isinstance(brought, tuple | list) or len(brought) != 2:
             raise DataError(f"client {client!r} must bring (x, y), or a mapping of splits to (x, y)")

@@ -94,9 +94,13 @@ def check_labels(fed: Stored) -> None:
             raise DataError(f"regression targets have shape {tuple(fed.y.shape)}; expected (N,) or (N, d)")
         return check_finite(fed, fed.y, "targets")
     labels = fed.y.numpy()
+    if isinstance(fed.classes, bool) or not isinstance(fed.classes, int | np.integer):
+        raise DataError(f"classes = {fed.classes!r}: must be a whole number, or left out")
     if labels.ndim > 1 and labels.shape[1:] == (1,):
         raise DataError(f"class labels have shape {labels.shape}; expected (N,): give y.reshape(-1)")
     if (negative := (labels < 0) & ((labels != IGNORED) | (labels.ndim == 1))).any():
+        if labels.ndim == 1 and set(np.unique(labels)) == {-1, 1}:
+            raise DataError("labels are -1 and 1; classes count from 0: give (y + 1) // 2")
         beside = "" if labels.ndim == 1 else f", and {IGNORED} marks what is not looked at"
         raise DataError(f"negative labels in {_culprits(fed, negative, 'label')}; classes count from 0{beside}")
     if labels.ndim > 1 and (fed.classes or 0) < 1:

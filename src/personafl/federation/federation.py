@@ -509,6 +509,8 @@ class Federation:
         >>> Federation.from_datasets({"ann": ann}).sizes("train").tolist()
         [7]
         """
+        if not isinstance(data, Mapping):
+            raise DataError(f"data is a {type(data).__name__}; expected a mapping of client ids to datasets")
         read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
             read, groups=groups, splits=splits, splitting=splitting, seed=seed, classes=classes, label_type=label_type,

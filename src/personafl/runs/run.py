@@ -28,6 +28,7 @@ from personafl.registry import Registry, checked, choose_known
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
+from personafl.training.arguments import algorithm_of, check_model
 from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
 
 NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
@@ -57,17 +58,20 @@ class Run:
         task: Task | None = None,
         temporary: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
+        if module is not None:
+            check_model(module)
         self.folder = RunFolder(Path(path))
         self.path = self.folder.path
         self.manifest: dict[str, Any] = self.folder.manifest()
-        self._module, self._algorithm, self._task = module, algorithm, task
+        self._module, self._task = module, task
+        self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
 
     def __repr__(self) -> str:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
-        score = ", ".join(f"{key} {value:.4g}" for key, value in _scores(last).items())
+        score = ", ".join(f"{key} {value:.4g}" for key, value in _on_test_data(_scores(last)).items())
         score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
@@ -117,6 +121,7 @@ class Run:
         found = _scores(self._evaluation())
         if not found:
             self.folder.clients()  # raises where nothing was evaluated yet
+        if not _on_test_data(found):
             log.warning("%s: %s", self.path, _NO_SCORE)
         return found
 
@@ -288,6 +293,10 @@ def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 def _scores(record: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
+
+
+def _on_test_data(scores: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in scores.items() if "_val_" not in key and "_held_" not in key}
 
 
 def _array(value: Any) -> Any:

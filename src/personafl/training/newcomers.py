@@ -60,6 +60,10 @@ def features_as(x: Any, constants: State) -> Tensor:
 
 def read_newcomers(path: Path) -> dict[str, Any]:
     """One `.npz` file, or a folder with one for each newcomer; the id is the file's name."""
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}; a relative path starts at the working directory")
+    if path.is_file() and path.suffix != ".npz":
+        raise DataError(f"{path} is not a .npz file: save the newcomer's samples with numpy.savez(path, x=x, y=y)")
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} holds no .npz file; put one file a newcomer there, with the arrays x and y")
