@@ -169,7 +169,7 @@ class Rows:
             notes=tuple(notes),
             scanned=self.fill is not None,
         )
-        made = made if self.fill is None else filled(made, self.fill)
+        made = made if self.fill is None else filled(made, {"": self.fill})
         return made.standardized() if normalize == "standard" else made
 
     def _kept(self, kept: NDArray[np.bool_], notes: Sequence[str]) -> Rows:

@@ -22,9 +22,11 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
+from personafl.inputs import Inputs, read_shape
 from personafl.kernels.task import LOSSES, Task
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
+from personafl.runs.modules import check_fits, how_to_give
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
@@ -175,21 +177,26 @@ class Run:
             state = {name: file.get_tensor(name) for name in self.task.names}
         return self.task.module(self.task.vector(state))
 
-    def personalize(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> nn.Module:
+    def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
 
         The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
         nothing of the run is changed.
+
+        Parameters
+        ----------
+        x, y
+            Arrays as the federation was made of: one, several by name, or lists of samples of unequal length.
         """
-        federation = self.newcomers({"newcomer": (_array(x), _array(y))})
+        federation = self.newcomers({"newcomer": (x, y)})
         return self.task.module(self.personalize_all(federation)[0])
 
-    def features(self, x: ArrayLike | Tensor) -> Tensor:
+    def features(self, x: Any) -> Inputs:
         """Samples as the models want them: filled in and standardized, where the run's data was.
 
         `run.personal(client)(run.features(x))` are a model's outputs for samples as they were measured.
         """
-        return features_as(_array(x), self.constants)
+        return features_as(x, self.manifest["resolved"], self.constants)
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         """The data of newcomers {id: (x, y)}, checked against the model of the run."""
@@ -225,11 +232,11 @@ class Run:
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
-            found: Algorithm = self._known("algorithm", "algorithm", ALGORITHMS)
+            found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
         return self._algorithm
 
-    def _known(self, kind: str, argument: str, registry: Registry) -> Any:
+    def _known(self, kind: str, registry: Registry) -> Any:
         """What run.toml says of an algorithm or a model, where its name is known here. Nothing else is imported."""
         table = self.manifest.get(kind)
         if isinstance(table, Mapping):
@@ -237,9 +244,8 @@ class Run:
         try:
             return choose_known(kind, table, registry)
         except ConfigError as error:
-            raise RunError(
-                f"{self.path}: {error}. From Python, give it: load_run({str(self.path)!r}, {argument}=…)"
-            ) from error
+            give = how_to_give(self.manifest, self.path) if kind == "model" else f"load_run(…, {kind}=…) in Python"
+            raise RunError(f"{self.path}: {error}. Give it: {give}") from error
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -260,10 +266,15 @@ class Run:
             if module is None:
                 described = self.manifest.get("model", {})
                 if "class" in described and "name" not in described:  # it was made in Python
-                    raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
-                model = self._known("model", "module", MODELS)
+                    give = how_to_give(self.manifest, self.path)
+                    raise RunError(f"{self.path} trained a {described['class']}: give it, {give}")
+                model = self._known("model", MODELS)
                 module = initialize(
-                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.constants
+                    model,
+                    read_shape(resolved["input_shape"]),
+                    resolved["outputs"],
+                    int(self.manifest["seed"]),
+                    self.constants,
                 )
             self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task
@@ -279,8 +290,19 @@ class Run:
 
 
 def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
-    """Open a run folder. Nothing in it is executed."""
-    return Run(path, module, algorithm)
+    """Open a run folder. Nothing in it is executed.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    module, algorithm
+        What a run had that is not one of personafl's own. A module's parameters are compared with those of the run.
+    """
+    run = Run(path, module, algorithm)
+    if module is not None:
+        check_fits(module, run.folder, run.manifest)
+    return run
 
 
 load = load_run
@@ -297,7 +319,3 @@ def _scores(record: Mapping[str, Any]) -> dict[str, float]:
 
 def _on_test_data(scores: Mapping[str, float]) -> dict[str, float]:
     return {key: value for key, value in scores.items() if "_val_" not in key and "_held_" not in key}
-
-
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value
