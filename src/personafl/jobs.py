@@ -15,15 +15,23 @@ from torch import nn
 from personafl.algorithms import Algorithm, FedAvg
 from personafl.config import Config
 from personafl.engines import Choice, make_engine
-from personafl.errors import ConfigError, RunError
+from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
-from personafl.registry import described, require_known_key
+from personafl.registry import described
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
+from personafl.training.arguments import (
+    algorithm_of,
+    check_federation,
+    check_keys,
+    check_model,
+    check_settings,
+    features_hint,
+)
 from personafl.training.clients import Clients, LocalClients
 from personafl.training.events import Listener, ProgressBar
 from personafl.training.job import Job
@@ -36,7 +44,7 @@ log = logging.getLogger("personafl")
 def train(
     federation: Federation,
     model: nn.Module,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     seed: int = 0,
     schedule: Schedule | None = None,
@@ -61,7 +69,7 @@ def train(
     model
         Any torch module; its present weights are where every client starts from.
     algorithm
-        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`.
+        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`; or a name, such as "fedprox", for its defaults.
     seed
         What cohorts, batches and dropout follow from.
     schedule
@@ -97,11 +105,16 @@ def train(
     >>> len(run.clients()), run.personal("client-3")(torch.zeros(1, 64)).shape
     (5, torch.Size([1, 10]))
     """
+    check_federation(federation)
+    check_model(model)
+    check_settings(schedule, local, engine, seed, metrics, settings)
     schedule, chosen = with_settings(schedule, engine, settings)
+    for note in federation.notes:
+        log.warning("%s", note)
     job = Job(
         federation,
         Task(model, loss or default_loss(federation), metrics),  # type: ignore[arg-type]
-        algorithm or FedAvg(),
+        FedAvg() if algorithm is None else algorithm_of(algorithm),
         schedule,
         local or Local(),
         chosen,
@@ -129,8 +142,7 @@ def with_settings(
     """
     made = EngineSettings(engine) if isinstance(engine, str) else engine
     of_schedule, of_engine = ([f.name for f in fields(kind)] for kind in (Schedule, EngineSettings))
-    for key in settings:
-        require_known_key("", key, [*of_schedule, *(name for name in of_engine if name != "name")])
+    check_keys(settings)
     schedule = replace(schedule or Schedule(), **{k: v for k, v in settings.items() if k in of_schedule})
     return schedule, replace(made, **{k: v for k, v in settings.items() if k in of_engine})
 
@@ -159,6 +171,8 @@ def config_job(config: Config, federation: Federation) -> Job:
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
+    if config.splitting != "random":
+        tables["splitting"] = config.splitting
     module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
@@ -187,6 +201,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
     job.check()
     if resume and out is None:
         raise RunError("resume needs the run folder: name it with out")
+    if not job.federation.sizes("test").any():
+        log.warning("no client has test samples, so nothing will be scored: give splits with a share for test")
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
     folder = RunFolder(Path(temporary.name if temporary else str(out)))
     if not resume:
@@ -194,7 +210,11 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
     with folder.lock():
         begun = folder.manifest().get("resolved", {}) if resume and folder.exists else {}
         job = job.resuming(begun)
-        clients, choice = make_clients(job, folder)
+        try:
+            clients, choice = make_clients(job, folder)
+        except ModelError as error:
+            hint = features_hint(job.federation) if "fails on a batch" in str(error) else ""
+            raise ModelError(f"{error}{hint}") from error
         if clients.privacy != job.privacy:  # promised to people, so never left out in silence
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
         resolved = _resolved(job, choice)

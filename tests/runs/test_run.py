@@ -183,7 +183,7 @@ def test_an_unfinished_run_says_so(federation, tmp_path):
         pf.train(federation, Own(), rounds=4, listeners=[Stop()], **options)
     run = pf.load(tmp_path / "run", module=Own())
     assert not run.complete and set(run.clients().column("round").to_pylist()) == {2}
-    with pytest.raises(RunError, match="not finished; continue it with --resume"):
+    with pytest.raises(RunError, match="not finished; continue it with resume=True .--resume"):
         run.personal("client-0")
 
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
-from personafl.algorithms.extras import SideBySide, batches_per_step, copies
+from personafl.algorithms.extras import SideBySide, batches_per_step, copies, head_of
+from personafl.algorithms.optimizers import optimizer_state
+from personafl.algorithms.parameter_groups import rate_factors
 from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
@@ -117,6 +119,7 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
+        self._factors: dict[tuple[bool, ...], Tensor] = {}
         self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
     # --- what a runner calls -------------------------------------------------------------------------------
@@ -237,7 +240,21 @@ class Engine(ABC):
             batch_size=info["batch_size"],
             copy=info["copy"],
             validation=validation,
+            factors=self._rate_factors(work.program) if self.local.groups else None,
         )
+
+    def _rate_factors(self, program: Program) -> Tensor:
+        """The factor of the learning rate of every parameter (`local.groups`)."""
+        layers = list(zip(self.task.names, self.task.sizes, strict=True))
+        head = head_of(program, layers)
+        if head not in self._factors:
+            each_piece = torch.tensor(rate_factors(layers, self.local.groups, head))
+            self._factors[head] = each_piece.repeat_interleave(torch.tensor(self.task.sizes)).to(self.device)
+        return self._factors[head]
+
+    def _optimizer_state(self, work: Work) -> State:
+        """What clients have kept of their optimizer, and go on with; before an evaluation it starts anew."""
+        return {} if work.purpose == "evaluation" else optimizer_state(work.own)
 
     def _info(self, work: Work) -> State:
         samples = self.federation.sizes("train")[work.ids]
@@ -320,7 +337,7 @@ class Engine(ABC):
         if work.program.uses_validation:
             batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
         state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
-        vectors = 6 + state // max(self.task.size, 1)
+        vectors = 6 + (0 if self.local.optimizer == "sgd" else 2) + state // max(self.task.size, 1)
         count = self._chunk_size(self._bytes_per_client(batch, vectors))
         # A client's copies stay together, so that one of them can be picked.
         together = copies(work.program)

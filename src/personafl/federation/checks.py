@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from personafl.errors import DataError
 from personafl.federation.arrays import Stored
 
+IGNORED = -100
+"""A label that is not looked at, of a word or a pixel: torch's own `ignore_index`."""
+
 
 def check_structure(fed: Stored) -> None:
     """The ids are unique, the types are the store's, the bounds cut the samples into clients that can all train."""
@@ -20,6 +23,11 @@ def check_structure(fed: Stored) -> None:
         raise DataError("the federation is empty: no client was given")
     if unusable := [client for client in fed.ids if not isinstance(client, str)]:
         raise DataError(f"client ids must be strings, {unusable[0]!r} is not")
+    if blank := [m for m, client in enumerate(fed.ids) if not client.strip()]:
+        raise DataError(
+            f"the id of client {blank[0] + 1} of {clients} is {fed.ids[blank[0]]!r}; give every client a name that is "
+            "not blank"
+        )
     if repeated := [client for client, times in Counter(fed.ids).items() if times > 1]:
         raise DataError(f"{many(len(repeated), 'client id')} given twice: {listing(repeated)}; ids must be unique")
     if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (torch.float32, torch.int64):
@@ -85,11 +93,14 @@ def check_labels(fed: Stored) -> None:
         if fed.y.ndim > 2:
             raise DataError(f"regression targets have shape {tuple(fed.y.shape)}; expected (N,) or (N, d)")
         return check_finite(fed, fed.y, "targets")
-    if fed.y.ndim != 1:
-        raise DataError(f"class labels have shape {tuple(fed.y.shape)}; expected (N,)")
     labels = fed.y.numpy()
-    if (negative := labels < 0).any():
-        raise DataError(f"negative labels in {_culprits(fed, negative, 'label')}; classes count from 0")
+    if labels.ndim > 1 and labels.shape[1:] == (1,):
+        raise DataError(f"class labels have shape {labels.shape}; expected (N,): give y.reshape(-1)")
+    if (negative := (labels < 0) & ((labels != IGNORED) | (labels.ndim == 1))).any():
+        beside = "" if labels.ndim == 1 else f", and {IGNORED} marks what is not looked at"
+        raise DataError(f"negative labels in {_culprits(fed, negative, 'label')}; classes count from 0{beside}")
+    if labels.ndim > 1 and (fed.classes or 0) < 1:
+        raise DataError(f"every label is {IGNORED}, which marks what is not looked at; give classes 0, 1, …")
     if (beyond := labels >= (fed.classes or 0)).any():
         raise DataError(
             f"labels outside 0..{(fed.classes or 0) - 1} in {_culprits(fed, beyond, 'label')}; the largest "

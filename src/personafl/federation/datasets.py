@@ -30,7 +30,7 @@ def read_client(client: str, brought: Any) -> Pair | Mapping[Split, Pair]:
     return {split: _read(dataset, f"client {client!r} ({split})") for split, dataset in brought.items()}
 
 
-def huggingface_tables(dataset: Any, label: str) -> list[Table]:
+def huggingface_tables(dataset: Any, label: str | Sequence[str]) -> list[Table]:
     """A Hugging Face Dataset as a table, or a DatasetDict as a table for each split."""
     if isinstance(dataset, Mapping) and dataset:
         if unknown := [str(split) for split in dataset if split not in _HUGGINGFACE_SPLITS]:
@@ -129,7 +129,7 @@ def _a(value: Any) -> str:
     return f"a {type(value).__name__}{size}"
 
 
-def _huggingface_table(dataset: Any, label: str, split: str | None) -> Table:
+def _huggingface_table(dataset: Any, label: str | Sequence[str], split: str | None) -> Table:
     if not (hasattr(dataset, "with_format") and hasattr(dataset, "select_columns")):
         if find_spec("datasets") is None:
             raise ConfigError('from_huggingface needs the package datasets: pip install "personafl[huggingface]"')
@@ -137,7 +137,7 @@ def _huggingface_table(dataset: Any, label: str, split: str | None) -> Table:
     if not hasattr(dataset, "__len__"):
         raise DataError("the dataset is streamed: load it without streaming=True, or take a part of it first")
     features = dataset.features
-    names = getattr(features.get(label), "names", None)
+    names = getattr(features.get(label), "names", None) if isinstance(label, str) else None
     decoders = {name: _decoder(kind) for name, kind in features.items() if type(kind).__name__ == "Image"}
 
     def read(columns: Sequence[str], numbers: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from personafl.errors import ConfigError
 from personafl.federation.arrays import Array, Stored
@@ -48,9 +49,15 @@ def standardized_as(fed: Fed, constants: Mapping[str, torch.Tensor]) -> Fed:
 
 def _training(fed: Stored) -> Iterator[Array]:
     """The training samples of all clients, some at a time, in double precision."""
-    is_training = np.zeros(len(fed.x), bool)
-    for start, end in zip(fed.starts("train"), fed.starts("val"), strict=True):
-        is_training[start:end] = True
-    for start in range(0, len(is_training), _ROWS_AT_ONCE):
+    wanted = is_training(fed)
+    for start in range(0, len(wanted), _ROWS_AT_ONCE):
         rows = fed.x[start : start + _ROWS_AT_ONCE].numpy()
-        yield rows[is_training[start : start + _ROWS_AT_ONCE]].astype(np.float64)
+        yield rows[wanted[start : start + _ROWS_AT_ONCE]].astype(np.float64)
+
+
+def is_training(fed: Stored) -> NDArray[np.bool_]:
+    """Which samples are for training, (N,)."""
+    wanted = np.zeros(len(fed.y), bool)
+    for start, end in zip(fed.starts("train"), fed.starts("val"), strict=True):
+        wanted[start:end] = True
+    return wanted

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from personafl.errors import ConfigError, DataError, RunError
+from personafl.federation.missing import INDICATOR, VALUE
 from personafl.files import disk_errors, write_atomically, write_tensors, write_text
-from personafl.runs.run import Run
+from personafl.runs.run import NOT_FINISHED, Run
 
 Format = Literal["safetensors", "torch", "onnx"]
 """safetensors: the weights; torch: a program that runs without the model's code; onnx: the same for other runtimes."""
@@ -49,8 +50,9 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     if "onnx" in formats and (lacking := [p for p in ("onnx", "onnxscript") if not importlib.util.find_spec(p)]):
         raise ConfigError(f"--format onnx needs the package {lacking[0]}: pip install 'personafl[onnx]'")
     if not run.complete:
-        raise RunError(f"{run.path} has no models yet: the run is not finished; continue it with --resume")
+        raise RunError(f"{run.path} has no models yet: {NOT_FINISHED}")
     rows = {row["client"]: row for row in run.clients().to_pylist()}
+    clients = [str(client) for client in clients]
     if unknown := [client for client in clients if client not in rows]:
         raise DataError(f"{run.path} has no client {unknown[0]!r}; the first are {', '.join(list(rows)[:3])}")
     targets = {c: {f: folder / f"{file_name(c)}{SUFFIX[f]}" for f in formats} for c in clients}
@@ -109,6 +111,12 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
 
 def _normalization(run: Run) -> dict[str, Any] | None:
     """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
+    if {VALUE, INDICATOR} <= run.constants.keys():
+        how = (
+            "missing values become missing_value; then for each feature in missing_indicator comes one that is 1 where "
+            "it was missing and else 0" + ("; then (x - mean) / std" if "mean" in run.constants else "")
+        )
+        return {"how": how, **{name: value.tolist() for name, value in run.constants.items()}}
     if {"mean", "std"} <= run.constants.keys():
         return {"how": "(x - mean) / std", **{name: run.constants[name].tolist() for name in ("mean", "std")}}
     how = run.manifest.get("data", {}).get("normalize")

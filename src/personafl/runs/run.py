@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,12 @@ from personafl.registry import Registry, checked, choose_known
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
-from personafl.training.newcomers import newcomer_federation, personalize_newcomers
+from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
+
+NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
+_NO_SCORE = "nothing was scored: no client has test samples; give splits with a share for test"
+
+log = logging.getLogger("personafl")
 
 
 class Run:
@@ -56,6 +62,21 @@ class Run:
         self.manifest: dict[str, Any] = self.folder.manifest()
         self._module, self._algorithm, self._task = module, algorithm, task
         self._temporary = temporary  # deleted with this object
+
+    def __repr__(self) -> str:
+        done, wanted = len(self.rounds()), self.manifest["rounds"]
+        name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
+        last = self._evaluation()
+        score = ", ".join(f"{key} {value:.4g}" for key, value in _scores(last).items())
+        score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
+        kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
+        then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
+        return "\n".join([
+            f"Run of {name}: {done} of {wanted} rounds, {clients} clients, seed {self.manifest['seed']}",
+            f"  score   {score}",
+            f"  folder  {self.path}{kept}",
+            f"  next    {then}",
+        ])  # fmt: skip
 
     # --- tables ----------------------------------------------------------------------------------------------
 
@@ -93,12 +114,15 @@ class Run:
 
         What nobody has data for is left out.
         """
-        for record in reversed(self.rounds()):
-            found = {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
-            if found:
-                return found
-        self.folder.clients()  # raises where nothing was evaluated yet
-        return {}
+        found = _scores(self._evaluation())
+        if not found:
+            self.folder.clients()  # raises where nothing was evaluated yet
+            log.warning("%s: %s", self.path, _NO_SCORE)
+        return found
+
+    def _evaluation(self) -> dict[str, Any]:
+        """The last record of a round that has scores."""
+        return next((record for record in reversed(self.rounds()) if _scores(record)), {})
 
     @property
     def seconds(self) -> float:
@@ -107,11 +131,13 @@ class Run:
 
     # --- models ----------------------------------------------------------------------------------------------
 
-    def personal(self, client: str) -> nn.Module:
+    def personal(self, client: str | int) -> nn.Module:
         """The personalized model of a client, as an ordinary module in evaluation mode.
 
+        An integer stands for the id that is written like it.
         In a large federation (see `Schedule.models_mb`) clients that were never active share one.
         """
+        client = str(client)
         with self._models("personal") as file:
             ids = json.loads(file.metadata()["clients"])
             if client not in ids:
@@ -152,6 +178,13 @@ class Run:
         """
         federation = self.newcomers({"newcomer": (_array(x), _array(y))})
         return self.task.module(self.personalize_all(federation)[0])
+
+    def features(self, x: ArrayLike | Tensor) -> Tensor:
+        """Samples as the models want them: filled in and standardized, where the run's data was.
+
+        `run.personal(client)(run.features(x))` are a model's outputs for samples as they were measured.
+        """
+        return features_as(_array(x), self.constants)
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         """The data of newcomers {id: (x, y)}, checked against the model of the run."""
@@ -235,7 +268,7 @@ class Run:
         if not path.exists() and name == "personal" and self.complete:
             raise RunError(f"the personalized models of {self.path} are at the sites: models/{path.name} of each")
         if not path.exists():
-            raise RunError(f"{self.path} has no models yet: the run is not finished; continue it with --resume")
+            raise RunError(f"{self.path} has no models yet: {NOT_FINISHED}")
         self.folder.check_intact(f"models/{path.name}")
         return safe_open(path, "pt")
 
@@ -251,6 +284,10 @@ load = load_run
 
 def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
     raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
 
 
 def _array(value: Any) -> Any:

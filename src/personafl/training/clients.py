@@ -204,7 +204,9 @@ class LocalClients(Clients):
         if self.privacy is not None:
             self.privacy.check(algorithm)
         self.algorithm, self.theta0, self._made = algorithm, theta0, None
-        self.store = ClientStore(first_state(algorithm, theta0), len(self.client_index), self._memory, self._folder)
+        self.store = ClientStore(
+            first_state(algorithm, theta0, self.local), len(self.client_index), self._memory, self._folder
+        )
         self.releases = np.zeros(len(self.client_index), np.int64)
 
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:

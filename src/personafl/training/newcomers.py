@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm
+from personafl.algorithms.dry_run import kept_optimizer_state
 from personafl.algorithms.extras import needs_validation, newcomer_rounds, sent_to_newcomer
 from personafl.engines.base import Engine, Work
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client
+from personafl.federation.missing import filled_clients
 from personafl.federation.scaling import standardized_as
 from personafl.states import State
 from personafl.storage.checkpoint import Checkpoint
@@ -34,16 +36,26 @@ def newcomer_federation(
     """The newcomers' data, checked against the model of a run.
 
     Newcomers that bring no splits of their own train on everything, or keep a fifth for validation where the
-    algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
+    algorithm chooses something on it. Where the run's data was standardized or filled in, theirs is in the same way.
     """
     splits = (0.8, 0.2, 0.0) if needs_validation(algorithm) else (1.0, 0.0, 0.0)
+    classes = resolved.get("classes")
     federation = Federation.from_clients(
-        data, splits=splits, classes=resolved.get("classes"), name="newcomers", constants=constants
-    )
+        filled_clients(data, constants), splits=splits, classes=classes,
+        label_type="numbers" if classes is None else "auto", name="newcomers", constants=constants,
+    )  # fmt: skip
     shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
     if shape != expected:
         raise DataError(f"the newcomer's samples have shape {shape}, the model wants {expected}")
     return standardized_as(federation, constants)
+
+
+def features_as(x: Any, constants: State) -> Tensor:
+    """Samples as the models of a run want them, whose data was filled in and standardized by these constants."""
+    federation = Federation.from_clients(
+        filled_clients({"x": (x, np.zeros(len(x), np.int64))}, constants), splits=(1.0, 0.0, 0.0), splitting="end"
+    )
+    return standardized_as(federation, constants).x
 
 
 def read_newcomers(path: Path) -> dict[str, Any]:
@@ -77,6 +89,7 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
             sent = sent_to_newcomer(algorithm, server, {name: value[0] for name, value in up.items()})
             if number == 0:
                 begun = algorithm.new_client(found.tensors["theta0"], sent.one(0))
+                begun |= kept_optimizer_state(algorithm, engine.local, begun, sent.one(0))
                 own = {name: value[None] for name, value in begun.items()}
             result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up

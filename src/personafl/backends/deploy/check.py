@@ -28,6 +28,7 @@ from personafl.backends.flower.site_data import SiteSettings, read_data, read_si
 from personafl.config import read_tables
 from personafl.errors import ConfigError, PersonaflError
 from personafl.federation import Federation
+from personafl.federation.overview import label_counts
 from personafl.version import __version__
 
 Grade = Literal["good", "warning", "bad"]
@@ -110,7 +111,7 @@ def _data(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
     if fed.classes is None:
         yield Finding("labels", "good", f"numbers from {float(fed.y.min()):g} to {float(fed.y.max()):g}")
     else:
-        counts = np.bincount(fed.y.numpy())
+        counts = label_counts(fed).sum(axis=0)
         per_class = ", ".join(f"{k}: {n}" for k, n in enumerate(counts) if n)
         alone = np.count_nonzero(counts) == 1
         yield Finding("labels", "warning" if alone else "good", f"samples of each class: {per_class}")

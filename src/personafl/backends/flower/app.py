@@ -58,7 +58,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
         nodes, client_index = gather(grid, settings, before, seal)
         model = described.model or default_model(settings.input_shape)
-        described = replace(described, model=model)
+        described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
         outputs = settings.classes or settings.outputs
         seed = described.seed
         module = initialize(model, settings.input_shape, outputs, seed)
@@ -93,7 +93,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites."""
     values = read_tables(path)
-    for key in ("data", "partition", "splits", "engine", "methods"):
+    for key in ("data", "partition", "splits", "splitting", "engine", "methods"):
         if key in values:
             raise ConfigError(f"{path}: {key} has no place in the config of a federation: sites bring their own data")
     if "federation" not in values:

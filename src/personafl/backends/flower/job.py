@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.algorithms.base import Context, JobInfo, Sent
+from personafl.algorithms.base import JobInfo, Sent
+from personafl.algorithms.dry_run import blank_context
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
 from personafl.kernels.task import Task
@@ -149,12 +149,7 @@ def fingerprint(theta: Tensor) -> str:
 
 def upload_of(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
     """Something with the names, types and shapes of what a client with this state sends up; no data is looked at."""
-    one = torch.ones((), dtype=torch.int64)
-
-    def nothing(theta: Tensor) -> State:
-        return {name: torch.zeros(()) for name in ("loss", "correct")}
-
-    ctx = Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+    ctx = blank_context(algorithm, local)
     carry = algorithm.begin(own, sent, ctx)[0]
     up = algorithm.finish(own, {name: value.clone() for name, value in carry.items()}, sent, ctx)[1]
     check_declared(algorithm.name, up, algorithm.uplink)

@@ -12,6 +12,7 @@ from personafl.config import read_tables
 from personafl.errors import ConfigError, DataError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.folders import read_client
+from personafl.federation.labels import LabelType
 from personafl.federation.tabular import Columns, read_rows
 from personafl.federation.tabular_files import SUFFIXES, open_table
 from personafl.registry import checked
@@ -52,6 +53,8 @@ class SiteSettings:
     label, features, split
         Of a table: the column of labels, which are numbers; those of features (all others that hold numbers, if left
         out); the one that says train, val or test.
+    label_type
+        What labels are, as in docs/your-data.md, where floats are whole numbers: `classes` or `numbers`.
     threads
         torch threads. Their number changes the last bits of a result.
     orders, key
@@ -77,6 +80,7 @@ class SiteSettings:
     label: str | None = None
     features: tuple[str, ...] | None = None
     split: str | None = None
+    label_type: LabelType = "auto"
     threads: int = 1
     orders: str | None = None
     key: str | None = None
@@ -148,6 +152,7 @@ def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None)
         splits=settings.splits,
         seed=seed,
         classes=classes,
+        label_type=settings.label_type,
         name=settings.id,
     )
 
@@ -182,7 +187,8 @@ def _read_table(path: Path, settings: SiteSettings) -> Any:
     """What a table holds, as `from_clients` takes it."""
     if settings.label is None:
         raise ConfigError(f"site {settings.id}: {path.name} is a table, so label must name its column of labels")
-    rows = read_rows([open_table(path)], Columns(settings.label, settings.split, settings.features))
+    columns = Columns(settings.label, settings.split, settings.features, label_type=settings.label_type)
+    rows = read_rows([open_table(path)], columns)
     if rows.class_names is not None:
         raise DataError(
             f"site {settings.id}: the labels of {path.name} are text, which each site would number in its own way; "

@@ -74,7 +74,7 @@ class RayClients(Clients):
         if self.privacy is not None:
             self.privacy.check(algorithm)
         self.algorithm, self._theta0 = algorithm, theta0
-        self._like = first_state(algorithm, theta0)
+        self._like = first_state(algorithm, theta0, self.local)
         self._releases = np.zeros(len(self.client_index), np.int64)
         self.shards.open()
         self.shards.ask("start", dict.fromkeys(self.shards, (algorithm, theta0.numpy())))
