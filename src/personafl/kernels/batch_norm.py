@@ -27,6 +27,11 @@ def tracked_layers(module: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
+def keeps_statistics(layer: nn.Module) -> bool:
+    """Whether a layer that `weighted` made has its mean and variance in the vector of a model for use."""
+    return getattr(layer, "number", None) is not None
+
+
 def goes_by_batch(module: nn.Module) -> bool:
     """Whether a layer keeps no statistics and normalizes by the batch always (track_running_stats=False)."""
     return any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in module.modules())
@@ -79,6 +84,7 @@ def weighted(layer: _BatchNorm, frame: Frame, number: int | None) -> nn.Module:
     layer.running_mean = torch.zeros_like(like, requires_grad=False)
     layer.running_var = torch.full_like(like, 1 - layer.eps, requires_grad=False)
     layer.track_running_stats, layer.training = True, False
+    layer.number = number  # type: ignore[assignment]
     layer.__class__ = Normalized
     return layer
 
@@ -98,6 +104,7 @@ def _moments(x: Tensor, weight: Tensor | None, layer: int) -> Moments:
     over = (0, *range(2, x.dim()))
     channelwise = (1, -1, *(1 for _ in x.shape[2:]))
     weight = x.new_ones(len(x)) if weight is None else weight
+    weight = weight.repeat_interleave(len(x) // len(weight))  # steps of a sequence may be rows too
     samples = weight.sum()
     # A client without samples is padding throughout: nothing to normalize by.
     share = (weight / samples.clamp(min=1e-12)).view(-1, *(1 for _ in x.shape[1:]))

@@ -7,6 +7,8 @@ key of this client and step, and the weight of each sample (0 for padding).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -39,15 +41,31 @@ class KeyedDropout(nn.Module):
         if self.frame.key is None:
             raise ModelError("dropout needs a random key: call the model through Task.loss")
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
-        count = 1
-        for extent in shape:
-            count *= extent
-        position = torch.arange(count, device=x.device).view(shape)
-        z = (self.frame.key ^ self.frame.next_call()) * _M1 + position * _GAMMA
+        key, position = self.frame.key, torch.arange(math.prod(shape), device=x.device).view(shape)
+        if self.frame.clients is not None:
+            key, position = _of_clients(self.frame, self.frame.axis(self, x), shape, x.device)
+        z = (key ^ self.frame.next_call()) * _M1 + position * _GAMMA
         z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _M1
         z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _M2
         uniform = ((z >> 40) & 0xFFFFFF).float() / float(1 << 24)
-        return x * (uniform >= self.p).to(x.dtype) / (1.0 - self.p)
+        return x * (uniform.view(shape) >= self.p).to(x.dtype) / (1.0 - self.p)
+
+
+def _of_clients(frame: Frame, axis: int | None, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The key and the position, counted within its client's own samples, of every number of K clients' rows.
+
+    Both have the axes (before the rows, client, row, after the rows). Padding is not counted, as it is not there when
+    the client is computed alone; what falls on it is of no account.
+    """
+    assert frame.key is not None and frame.weight is not None and frame.clients is not None
+    if axis is None:
+        raise ModelError("dropout of something that has no samples")
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    each = shape[axis] // frame.clients
+    own = frame.weight.ne(0).sum(1) * (each // frame.weight.shape[1])
+    first = torch.arange(before, device=device).view(-1, 1, 1, 1) * own.view(1, -1, 1, 1)
+    row = first + torch.arange(each, device=device).view(1, 1, -1, 1)
+    return frame.key.view(1, -1, 1, 1), row * after + torch.arange(after, device=device)
 
 
 def replace_layers(module: nn.Module, frame: Frame) -> nn.Module:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_WIDE = 128
+WIDE = 128
 """From this many hidden units on, measured with batches of 10."""
 
 
@@ -88,7 +88,7 @@ def stacked_lstm(
 
     `linear(rows, weight, bias)` computes `rows weightᵀ + bias` for K clients.
     """
-    if w_hh.shape[2] >= _WIDE and x.device.type == "cpu":
+    if w_hh.shape[2] >= WIDE and x.device.type == "cpu":
         zeros = x.new_zeros(1, x.shape[1], w_hh.shape[2])
         # unbind, because the gradient of an index is as large as what was indexed, for every client again.
         clients = zip(*(tensor.unbind(0) for tensor in (x, w_ih, w_hh, b_ih, b_hh)), strict=True)
@@ -97,15 +97,20 @@ def stacked_lstm(
         )
     by_step = x.transpose(1, 2)
     inputs = linear(by_step.flatten(1, 2), w_ih, b_ih + b_hh).unflatten(1, by_step.shape[1:3])
-    outputs: Tensor = _Recurrence.apply(inputs, w_hh)  # type: ignore[no-untyped-call]
-    return outputs.transpose(1, 2)
+    return lstm_steps(inputs, w_hh)[0].transpose(1, 2)
+
+
+def lstm_steps(inputs: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
+    """What an LSTM makes of the inputs (K, T, B, 4·hidden) of its gates: outputs (K, T, B, hidden), the last memory."""
+    outputs, memory = _Recurrence.apply(inputs, w_hh)  # type: ignore[no-untyped-call]
+    return outputs, memory
 
 
 class _Recurrence(torch.autograd.Function):
-    """What an LSTM layer makes of the inputs (K, T, B, 4·hidden) of its gates: outputs (K, T, B, hidden)."""
+    """See `lstm_steps`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         h = c = inputs.new_zeros(*inputs[:, 0].shape[:2], weight.shape[2])
         outputs, kept = [h], []
         for z in inputs.unbind(1):
@@ -118,14 +123,14 @@ class _Recurrence(torch.autograd.Function):
             outputs.append(h)
         stacked = torch.stack(outputs, 1)
         ctx.save_for_backward(weight, stacked, *kept)
-        return stacked[:, 1:]
+        return stacked[:, 1:], c
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        (to_outputs,) = grads
+        to_outputs, to_memory = grads
         weight, outputs, *kept = ctx.saved_tensors
-        to_h = to_c = torch.zeros_like(outputs[:, 0])
+        to_h, to_c = torch.zeros_like(outputs[:, 0]), to_memory
         steps: list[Tensor] = []
         for t in reversed(range(to_outputs.shape[1])):
             i, f, g, o, c, squashed = kept[6 * t : 6 * t + 6]

@@ -81,16 +81,17 @@ def running(seen: Sequence[Moments], like: Sequence[Tensor]) -> Tensor:
     """The statistics of all layers, end to end: the mean, and the variance divided by n − 1, as torch keeps it.
 
     `like` has the mean and variance that each layer came with. They stay where there are fewer than two values: where a
-    client has no data, and where it has one sample of plain features.
+    client has no data, and where it has one sample of plain features. Moments of K clients (K, channels) give (K, S).
     """
-    out = list(like)
+    out, lead = list(like), seen[0].count.shape if seen else ()
     for layer in range(len(like) // 2):
         calls = [moments for moments in seen if moments.layer == layer]
         if not calls:  # the forward pass does not use it
             continue
-        variances = [moments.variance * (moments.count / (moments.count - 1).clamp(min=1)) for moments in calls]
-        enough = calls[0].count > 1
+        counts = [moments.count.unsqueeze(-1) for moments in calls]
+        variances = [m.variance * (n / (n - 1).clamp(min=1)) for m, n in zip(calls, counts, strict=True)]
+        enough = counts[0] > 1
         for place, values in ((2 * layer, [moments.mean for moments in calls]), (2 * layer + 1, variances)):
             mean = torch.stack(values).mean(0).to(like[place].dtype)
             out[place] = torch.where(enough, mean, like[place].to(mean.device))
-    return torch.cat([part.flatten() for part in out])
+    return torch.cat([part.expand(*lead, -1) for part in out], -1)

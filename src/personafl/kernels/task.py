@@ -14,15 +14,17 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
 
 from personafl.errors import ModelError
-from personafl.inputs import Inputs, described, some, stacked, tensors
-from personafl.kernels import stacking
+from personafl.inputs import Inputs, described, each_input, some, tensors
+from personafl.kernels import stacking, together
 from personafl.kernels.batch_norm import goes_by_batch, tracked_layers
 from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
 from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
+from personafl.kernels.stacked_model import StackedModel
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
+from personafl.kernels.together import Together
 
 
 @dataclass(frozen=True)
@@ -140,12 +142,19 @@ class Task:
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
+        self._together: Together | None = None
 
     # --- the vector and its views -------------------------------------------------------------------------
 
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
-        return Task(self.template, self.objective, self.metrics)
+        other = Task(self.template, self.objective, self.metrics)
+        if self._together is not None:
+            other.frame.axes = self.frame.axes
+            known = self._together
+            models = other.stacked_models(known.unknown) if known.models else {}
+            other._together = Together(known.way, known.reasons, models, known.unknown)
+        return other
 
     @property
     def classification(self) -> bool:
@@ -278,7 +287,9 @@ class Task:
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
     ) -> Sequence[Tensor]:
         """Gradients of K clients with respect to each parameter of the model."""
-        if not self.stacks_natively or isinstance(batch.x, dict):
+        native = self._is_native(batch.x)
+        way = None if native else self.together(batch.x)
+        if way is not None and way.way != "stacked":
 
             def client_loss(params: dict[str, Tensor], x: Inputs, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
                 return self._mean_loss(params, Batch(x, y, w, k), objective, e)
@@ -289,32 +300,44 @@ class Task:
         def slope(outputs: Tensor) -> Tensor:
             return _slope(objective, outputs, batch.y, batch.weight, extra)
 
-        if self._chain is not None:
+        if native and self._chain is not None:
             with torch.no_grad():
                 return self._chain.gradients(list(params.values()), batch.x, slope)
         with torch.enable_grad():
             leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-            outputs = stacking.forward(self._training, leaves, batch.x)
+            if way is None:
+                outputs = stacking.forward(self._training, leaves, batch.x)
+            else:
+                outputs = way.models[True](self._shaped(leaves), batch.x, batch.key, batch.weight)
             # The gradient of this sum is the slope itself. Handed over as such, torch would import sympy to look at it.
-            return torch.autograd.grad((outputs * slope(outputs.detach())).sum(), list(leaves.values()))
+            found = torch.autograd.grad(
+                (outputs * slope(outputs.detach())).sum(), list(leaves.values()), allow_unused=way is not None
+            )
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves.values(), strict=True)]
 
     def statistics_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`statistics` of K clients with K vectors: every tensor has a leading axis K."""
+        way = self.together(x)
+        if way.way == "stacked" and way.models[False].records:
+            recorder = Recorder()
+            way.models[False](self._shaped(self.split(theta)), x, None, weight, recorder)
+            return running(recorder.seen, self._running0)
         found: Tensor = vmap(self.statistics)(theta, x, weight)
         return found
 
     def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
-        if self.stacks_natively and not isinstance(x, dict):
+        if self._is_native(x):
             return stacking.forward(self._inference, self.split(theta), x)
+        way = self.together(x)
+        if way.way == "stacked":
+            return way.models[False](self._shaped(self.split(theta)), x, None, weight)
         outputs: Tensor = vmap(self.predict)(theta, x, weight)
         return outputs
 
     def evaluate_stacked(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
         """`evaluate` for K clients with K vectors: every tensor has a leading axis K, and so have the sums."""
-        if not self.stacks_natively or isinstance(batch.x, dict):
-            return vmap(lambda t, x, y, w: self.evaluate(t, Batch(x, y, w, w)))(theta, batch.x, batch.y, batch.weight)
-        outputs = stacking.forward(self._inference, self.split(theta), batch.x)
+        outputs = self.predict_stacked(theta, batch.x, batch.weight)
         samples = batch.weight.sum(1)
         loss = torch.where(samples > 0, mean_losses(self.objective, outputs, batch.y, batch.weight) * samples, 0.0)
         return {"loss": loss} | {n: _sums(f, outputs, batch.y, batch.weight) for n, f in self.metrics.items()}
@@ -387,18 +410,42 @@ class Task:
 
     def unstackable(self, x: Inputs, y: Tensor) -> str | None:
         """Why this model cannot run on the stacked engine (tried on a few samples), or None if it can."""
-        two = Batch(
-            stacked([x, x]), torch.stack([y, y]), torch.ones(2, len(y), device=y.device),
-            torch.zeros(2, dtype=torch.int64, device=y.device),
-        )  # fmt: skip
-        theta = self.theta0.to(y.device).expand(2, -1)
-        try:
-            self.gradient_stacked(theta, two)
-            with torch.no_grad():
-                self.evaluate_stacked(theta, two)
-        except Exception as error:  # vmap raises many types, and each means the same here
-            return str(error).splitlines()[0]
-        return None
+        if self._is_native(x):
+            return None
+        if self._together is None:
+            self._together = together.find(self, self.theta0.to(y.device), x)
+        return self._together.reason if self._together.way == "looped" else None
+
+    def together(self, x: Inputs) -> Together:
+        """How K clients are computed at once; found out on some of their samples (K, B, …) at the first call."""
+        if self._together is None:
+            samples = each_input(lambda part: part.flatten(0, 1)[:9], x)
+            self._together = together.find(self, self.theta0.to(tensors(x)[0].device), samples)
+        if self._together.way == "looped":
+            raise ModelError(f"{type(self.template).__name__} cannot run for clients at once: {self._together.reason}")
+        return self._together
+
+    # --- for `together` ----------------------------------------------------------------------------------------
+
+    def forward(
+        self, training: bool, params: Mapping[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None
+    ) -> Tensor:
+        """Outputs of one client whose parameters are apart."""
+        return self._forward(self._training if training else self._inference, dict(params), x, key, weight)
+
+    def stacked_models(self, unknown: Literal["mapped", "looped"]) -> dict[bool, StackedModel]:
+        """The model for K clients in training (True) and in use (False)."""
+        return {
+            mode: StackedModel(m, self.frame, unknown) for mode, m in ((True, self._training), (False, self._inference))
+        }
+
+    def _is_native(self, x: Inputs) -> bool:
+        return self.stacks_natively and not isinstance(x, dict)
+
+    def _shaped(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of K clients in the module's own shapes: those without axes have one in the vector's views."""
+        shapes = dict(zip(self.names, self.shapes, strict=True))
+        return {n: p.reshape(len(p), *shapes[n]) if n in shapes else p for n, p in params.items()}
 
     # --- inside ----------------------------------------------------------------------------------------------
 
