@@ -16,8 +16,10 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from personafl.kernels import convolution
-from personafl.kernels.layers import Frame, WeightedBatchNorm
+from personafl.kernels.batch_norm import WeightedBatchNorm
+from personafl.kernels.frame import Frame
 from personafl.kernels.linear import linear
+from personafl.kernels.statistics import Moments
 
 
 FEW_CHANNELS, MANY_CHANNELS = 16, 32
@@ -121,11 +123,18 @@ class InstanceNorm(ByClient, _InstanceNorm):
 
 
 class BatchNorm(ByClient, WeightedBatchNorm):
-    """By the statistics of each client's own batch, padding left out."""
+    """By the statistics of each client's own batch, padding left out, or by those (K, channels) that are given."""
 
     def forward(self, x: Tensor) -> Tensor:
         apart = self._apart(x)
+        channelwise = (len(apart), 1, -1, *(1,) * (apart.dim() - 3))
+        if self.number is not None and self.frame.fixed:
+            assert self.running_mean is not None and self.running_var is not None
+            mean, variance = self.running_mean.view(channelwise), self.running_var.view(channelwise)
+            out = ((apart - mean) * torch.rsqrt(variance + self.eps)).flatten(0, 1)
+            return _affine(out, 0, self._clients(), self.weight, self.bias, x.dim() - 2)
         weight = apart.new_ones(apart.shape[:2]) if self.frame.weight is None else self.frame.weight.to(x.dtype)
+        weight = weight.repeat_interleave(apart.shape[1] // weight.shape[1], 1)  # steps of a sequence may be rows too
         share = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
         places = x[0, 0].numel()
         share = share.view(*share.shape, *(1,) * (apart.dim() - 2)) / places
@@ -133,6 +142,9 @@ class BatchNorm(ByClient, WeightedBatchNorm):
         mean = (apart * share).sum(over, keepdim=True)
         centred = apart - mean
         variance = (centred.square() * share).sum(over, keepdim=True)
+        if self.number is not None and self.frame.recorder is not None:
+            count = weight.sum(1) * places
+            self.frame.recorder.see(Moments(self.number, count, mean.flatten(1), variance.flatten(1)))
         out = (centred * torch.rsqrt(variance + self.eps)).flatten(0, 1)
         return _affine(out, 0, self._clients(), self.weight, self.bias, x.dim() - 2)
 

@@ -23,8 +23,10 @@ from torch.utils._pytree import tree_map
 
 from personafl.inputs import Inputs, each_input
 from personafl.kernels import by_client, by_client_sequences
+from personafl.kernels.batch_norm import WeightedBatchNorm, keeps_statistics
 from personafl.kernels.by_client import ByClient, NoRows
-from personafl.kernels.layers import Frame, KeyedDropout, WeightedBatchNorm
+from personafl.kernels.frame import Frame
+from personafl.kernels.statistics import Recorder
 
 Way = Literal["frozen", "stacked", "mapped", "looped"]
 KINDS: dict[type[nn.Module], type[ByClient]] = {
@@ -73,6 +75,8 @@ class StackedModel:
     ----------
     ways : dict
         Of every layer with parameters: how it is computed.
+    records : bool
+        Whether a pass can write down what batch normalization sees.
     """
 
     def __init__(self, module: nn.Module, frame: Frame, unknown: Literal["mapped", "looped"] = "mapped") -> None:
@@ -84,6 +88,13 @@ class StackedModel:
         self._whole: dict[str, nn.Module] = {}
         self._raw: set[str] = set()
         self._visit(self.module, "")
+        self._statistics = {
+            f"{path}.{name}".lstrip("."): (layer, name)
+            for path, layer in self.module.named_modules()
+            if keeps_statistics(layer)
+            for name in ("running_mean", "running_var")
+        }
+        self.records = all(isinstance(layer, by_client.BatchNorm) for layer, _ in self._statistics.values())
         names = {id(p): n for n, p in self.module.named_parameters()}
         self._owners: dict[str, list[tuple[nn.Module, str]]] = {}
         self._constants: list[tuple[nn.Module, str, Tensor]] = []
@@ -102,7 +113,7 @@ class StackedModel:
     def _visit(self, layer: nn.Module, path: str) -> None:
         layer.path = path  # type: ignore[assignment]
         own = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
-        if not any(p.requires_grad for p in layer.parameters()):
+        if not any(p.requires_grad for p in layer.parameters()) and not _normalizes_batches(layer):
             if any(True for _ in layer.parameters()):
                 self.ways[path] = "frozen"
             for name, below in layer.named_modules():
@@ -110,7 +121,11 @@ class StackedModel:
             return
         if self._exchanged(layer, path):
             return
-        below = [child for child in layer.children() if any(p.requires_grad for p in child.parameters())]
+        below = [
+            child
+            for child in layer.children()
+            if any(p.requires_grad for p in child.parameters()) or _normalizes_batches(child)
+        ]
         if is_parametrized(layer) or (own and not below):
             self._unit(layer, path)
             return
@@ -151,11 +166,14 @@ class StackedModel:
 
     # --- a pass -----------------------------------------------------------------------------------------------
 
-    def __call__(self, params: Mapping[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
+    def __call__(
+        self, params: Mapping[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor,
+        recorder: Recorder | None = None,
+    ) -> Tensor:  # fmt: skip
         """Outputs (K, B, …): `params` have a leading axis K, `x` and `weight` the axes K and B."""
         clients, samples = weight.shape
         rows = each_input(lambda part: part.flatten(0, 1), x)
-        self.frame.enter(key, weight, clients, clients * samples)
+        self.frame.enter(key, weight, clients, clients * samples, params.keys() >= self._statistics.keys(), recorder)
         with self._holding(params, clients, samples):
             outputs: Tensor = self.module(**rows) if isinstance(rows, dict) else self.module(rows)
         return outputs.unflatten(0, (clients, samples))
@@ -163,24 +181,28 @@ class StackedModel:
     @contextmanager
     def _holding(self, params: Mapping[str, Tensor], clients: int, samples: int) -> Iterator[None]:
         """With the clients' weights in their layers; afterwards nothing keeps them in memory."""
-        before: list[tuple[nn.Module, str, Any]] = []
+        before: list[tuple[dict[str, Any], str, Any]] = []
 
-        def put(owner: nn.Module, attribute: str, value: Tensor) -> None:
-            before.append((owner, attribute, owner._parameters[attribute]))
-            owner._parameters[attribute] = value  # type: ignore[assignment]
+        def put(tensors: dict[str, Any], attribute: str, value: Tensor) -> None:
+            before.append((tensors, attribute, tensors[attribute]))
+            tensors[attribute] = value
 
         for name, value in params.items():
+            if name in self._statistics:
+                owner, attribute = self._statistics[name]
+                put(owner._buffers, attribute, value)
+                continue
             if name in self._raw:
                 value = value.expand(-1, samples, *value.shape[2:]).flatten(0, 1)
             for owner, attribute in self._owners[name]:
-                put(owner, attribute, value)
+                put(owner._parameters, attribute, value)
         for owner, attribute, constant in self._constants:
-            put(owner, attribute, constant.expand(clients, *constant.shape))
+            put(owner._parameters, attribute, constant.expand(clients, *constant.shape))
         try:
             yield
         finally:
-            for owner, attribute, value in before:
-                owner._parameters[attribute] = value
+            for tensors, attribute, value in before:
+                tensors[attribute] = value
 
 
 def _kind(layer: nn.Module) -> type[ByClient] | None:
@@ -197,6 +219,20 @@ def _unusual(layer: nn.Module) -> bool:
         bag = isinstance(layer, nn.EmbeddingBag) and layer.padding_idx is not None
         return layer.max_norm is not None or layer.scale_grad_by_freq or bag
     return isinstance(layer, _InstanceNorm) and layer.track_running_stats
+
+
+def _normalizes_batches(layer: nn.Module) -> bool:
+    """Whether rows of several clients would mix in it, trainable or not."""
+    return any(isinstance(below, WeightedBatchNorm) or keeps_statistics(below) for below in layer.modules())
+
+
+def _weights(layer: nn.Module, frame: Frame) -> dict[str, Tensor]:
+    """What a layer has for each client: its parameters, and statistics where they are given."""
+    own: dict[str, Any] = dict(layer.named_parameters())
+    for path, below in layer.named_modules():
+        if frame.fixed and keeps_statistics(below):
+            own |= {f"{path}.{name}".lstrip("."): below._buffers[name] for name in ("running_mean", "running_var")}
+    return own
 
 
 def _without_fast_path(layer: nn.Module) -> None:
@@ -219,7 +255,7 @@ def _mapped(model: StackedModel, layer: nn.Module, forward: Callable[..., Any], 
     has_rows = partial(_has_rows, axis=axis, rows=frame.rows)
     apart = tree_map(lambda v: v.unflatten(axis, (clients, -1)) if has_rows(v) else v, (args, kwargs))
     where = tree_map(lambda v: axis if has_rows(v) else None, (args, kwargs))
-    weights = dict(layer.named_parameters())
+    weights = _weights(layer, frame)
     key, weight = frame.key, frame.weight
 
     def one(weights: dict[str, Tensor], key: Tensor | None, weight: Tensor | None, inputs: Any) -> Any:
@@ -241,7 +277,7 @@ def _looped(model: StackedModel, layer: nn.Module, forward: Callable[..., Any], 
     apart = tree_map(
         lambda v: _Parts(v.unflatten(axis, (clients, -1)).unbind(axis)) if has_rows(v) else v, (args, kwargs)
     )
-    weights = {name: value.unbind(0) for name, value in layer.named_parameters()}
+    weights = {name: value.unbind(0) for name, value in _weights(layer, frame).items()}
     keys = [None] * clients if frame.key is None else frame.key.unbind(0)
     assert frame.weight is not None
     found, calls = [], frame._calls

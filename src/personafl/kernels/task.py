@@ -16,11 +16,14 @@ from torch.nn.parameter import is_lazy
 from personafl.errors import ModelError
 from personafl.inputs import Inputs, described, each_input, some, tensors
 from personafl.kernels import stacking, together
-from personafl.kernels.layers import Frame, WeightedBatchNorm, replace_layers
+from personafl.kernels.batch_norm import goes_by_batch, tracked_layers
+from personafl.kernels.frame import Frame
+from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
 from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
 from personafl.kernels.stacked_model import StackedModel
+from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
 
 
@@ -78,7 +81,8 @@ class Task:
     ----------
     module
         Any `nn.Module`. Parameters with `requires_grad=False` and buffers are constants that all clients share;
-        the others make up the vector, in the order of `named_parameters()`.
+        the others make up the vector, in the order of `named_parameters()`. Modes are honoured: a submodule in `eval()`
+        stays so while clients train.
     loss
         `"cross_entropy"` (classification), `"mse"` (regression), or a function `(outputs, y) -> value per sample`.
     metrics
@@ -111,7 +115,7 @@ class Task:
         )
         self.template = module
         self.frame = Frame()
-        self._training = replace_layers(_copied(module), self.frame).train()
+        self._training = replace_layers(_copied(module), self.frame)
         self._inference = replace_layers(_copied(module), self.frame).eval()
         trainable = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -121,14 +125,20 @@ class Task:
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)
         self.theta0: Tensor = torch.cat([p.flatten().float() for p in trainable.values()])
+        tracked = {
+            f"{path}.{name}".lstrip("."): getattr(layer, name).detach().float()
+            for path, layer in tracked_layers(module).items()
+            for name in ("running_mean", "running_var")
+        }
+        self.statistic_names, self._running0 = list(tracked), list(tracked.values())
+        self._statistic_sizes = [value.numel() for value in tracked.values()]
+        self.full_size: int = self.size + sum(self._statistic_sizes)
         self._constants: dict[str, Tensor] = {
             **{n: p.detach() for n, p in module.named_parameters() if not p.requires_grad},
-            **{n: b.detach() for n, b in module.named_buffers()},
+            **{n: b.detach() for n, b in self._inference.named_buffers() if n not in tracked},
         }
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
-        self.couples_samples = couples_samples(self.objective) or any(
-            isinstance(m, WeightedBatchNorm) for m in self._inference.modules()
-        )
+        self.couples_samples = couples_samples(self.objective) or goes_by_batch(module)
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
@@ -151,42 +161,85 @@ class Task:
         """Whether the model's outputs are the logits of classes."""
         return self.objective is cross_entropy
 
-    def split(self, theta: Tensor) -> dict[str, Tensor]:
-        """Named views into a vector (P,), or into K vectors (K, P)."""
-        pieces, lead = torch.split(theta, self.sizes, -1), theta.shape[:-1]
-        return {n: p.view(*lead, *s) for n, p, s in zip(self.names, pieces, self._unflat, strict=True)}
+    def lacks_statistics(self, theta: Tensor) -> bool:
+        """Whether batch normalization finds no statistics in this vector, and goes by the batch."""
+        return bool(theta.shape[-1] < self.full_size)
 
-    @property
-    def _unflat(self) -> list[tuple[int, ...]]:
-        return [tuple(s) or (1,) for s in self.shapes]
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """Named views into a vector (P,), or into K vectors (K, P); with statistics, where they follow (P + S)."""
+        lead, pieces = theta.shape[:-1], self._pieces(theta)
+        return {n: p.view(*lead, *(tuple(s) or (1,))) for n, (p, s) in pieces.items()}
+
+    def _pieces(self, theta: Tensor) -> dict[str, tuple[Tensor, torch.Size]]:
+        """The parts of a vector by their names, and the shapes that they have in the module."""
+        names, sizes, shapes = self.names, self.sizes, self.shapes
+        if theta.shape[-1] == self.full_size > self.size:
+            names, sizes = names + self.statistic_names, sizes + self._statistic_sizes
+            shapes = shapes + [value.shape for value in self._running0]
+        return dict(zip(names, zip(torch.split(theta, sizes, -1), shapes, strict=True), strict=True))
 
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
-        """The vector as named parameters, copied, with the module's own shapes."""
-        pieces = torch.split(theta.detach(), self.sizes, -1)
+        """The vector as named parameters and statistics, copied, with the module's own shapes."""
         lead = theta.shape[:-1]
-        return {n: p.reshape((*lead, *s)).clone() for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+        return {n: p.reshape((*lead, *s)).clone() for n, (p, s) in self._pieces(theta.detach()).items()}
 
     def vector(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Named parameters as one vector (the inverse of `state_dict`)."""
+        """Named parameters, and statistics where there are any, as one vector (the inverse of `state_dict`)."""
         missing = [n for n in self.names if n not in state]
         if missing:
             raise ModelError(f"the weights have no {missing[0]!r}: they belong to another model")
         for n, s in zip(self.names, self.shapes, strict=True):
             if state[n].shape != s:
                 raise ModelError(f"weights {n!r} have shape {tuple(state[n].shape)}, the model wants {tuple(s)}")
-        return torch.cat([state[n].detach().flatten().float() for n in self.names])
+        names = self.names + [n for n in self.statistic_names if n in state]
+        return torch.cat([state[n].detach().flatten().float() for n in names])
 
     def module(self, theta: Tensor) -> nn.Module:
-        """An ordinary module of the user's class with these parameters, in evaluation mode."""
+        """An ordinary module of the user's class with these parameters and statistics, in evaluation mode."""
+        return self.module_of(self.state_dict(theta.cpu()))
+
+    def module_of(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """As `module`, from named tensors."""
+        self.vector(state)  # raises where they belong to another model
+        if missing := [n for n in self.statistic_names if n not in state]:
+            raise ModelError(
+                f"the weights have no {missing[0]!r}: statistics of batch normalization belong to a client's data, and "
+                "this model was kept without any"
+            )
         net = copy.deepcopy(self.template).cpu()
-        net.load_state_dict(self.state_dict(theta.cpu()), strict=False)
+        net.load_state_dict(state, strict=False)
         return net.eval()
 
     # --- one client ----------------------------------------------------------------------------------------
 
     def predict(self, theta: Tensor, x: Inputs, weight: Tensor | None = None) -> Tensor:
-        """Outputs in evaluation mode. `weight` marks padding, for layers that normalize over the batch."""
+        """Outputs in evaluation mode. `weight` marks padding, for layers that normalize over the batch.
+
+        Batch normalization goes by the statistics in the vector (P + S,). A vector of parameters alone (P,), as
+        programs have it while they train, has none: then it goes by this batch, as in training.
+        """
         return self._forward(self._inference, self.split(theta), x, None, weight)
+
+    def statistics(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
+        """What layers of batch normalization keep (S,) after these samples in one batch: see `statistics.py`.
+
+        Only these layers are in training mode: dropout does nothing here, as where the statistics are used.
+        """
+        recorder = Recorder()
+        self._forward(self._inference, self.split(theta), x, None, weight, recorder)
+        return running(recorder.seen, self._running0)
+
+    def moments(self, theta: Tensor, x: Inputs, known: Sequence[Moments]) -> Moments | None:
+        """What the call of such a layer sees that comes after those whose moments over all data are known, if any."""
+        try:
+            self._forward(self._inference, self.split(theta), x, None, None, Recorder(known))
+        except Enough as enough:
+            return enough.moments
+        return None
+
+    def running(self, seen: Sequence[Moments]) -> Tensor:
+        """The statistics (S,) from the moments of all calls; those that the module came with where there are none."""
+        return running(seen, self._running0)
 
     def loss(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Mean loss over a batch, in training mode."""
@@ -261,6 +314,16 @@ class Task:
                 (outputs * slope(outputs.detach())).sum(), list(leaves.values()), allow_unused=way is not None
             )
         return [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves.values(), strict=True)]
+
+    def statistics_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
+        """`statistics` of K clients with K vectors: every tensor has a leading axis K."""
+        way = self.together(x)
+        if way.way == "stacked" and way.models[False].records:
+            recorder = Recorder()
+            way.models[False](self._shaped(self.split(theta)), x, None, weight, recorder)
+            return running(recorder.seen, self._running0)
+        found: Tensor = vmap(self.statistics)(theta, x, weight)
+        return found
 
     def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
@@ -381,15 +444,18 @@ class Task:
 
     def _shaped(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of K clients in the module's own shapes: those without axes have one in the vector's views."""
-        return {n: p.reshape(len(p), *s) for (n, p), s in zip(params.items(), self.shapes, strict=True)}
+        shapes = dict(zip(self.names, self.shapes, strict=True))
+        return {n: p.reshape(len(p), *shapes[n]) if n in shapes else p for n, p in params.items()}
 
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _forward(
-        self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None
-    ) -> Tensor:
-        self.frame.enter(key, weight)
-        shaped = {n: p.reshape(s) for (n, p), s in zip(params.items(), self.shapes, strict=True)}
+        self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None,
+        recorder: Recorder | None = None,
+    ) -> Tensor:  # fmt: skip
+        self.frame.enter(key, weight, fixed=len(params) > len(self.names), recorder=recorder)
+        shaped = dict(params)
+        shaped |= {n: params[n].reshape(s) for n, s in zip(self.names, self.shapes, strict=True)}
         constants = (shaped, self._constants)
         if isinstance(x, dict):
             return functional_call(module, constants, (), x)  # type: ignore[no-any-return]

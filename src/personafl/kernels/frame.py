@@ -1,0 +1,54 @@
+"""What the layers that `layers.py` and `by_client.py` put in know of the current call of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from personafl.kernels.statistics import Recorder
+
+
+class Frame:
+    """What the replacement layers know of the current call.
+
+    In a pass for K clients at once (`clients` = K), `key` is (K,), `weight` is (K, B), and tensors have K·B rows, those
+    of the first client first. Rows are usually along axis 0, but along axis 1 where time comes first: `axes` has what
+    was found of each layer when the model was verified.
+
+    `fixed` says that batch normalization goes by the statistics that its buffers are given, and not by the batch.
+    """
+
+    def __init__(self) -> None:
+        self.axes: dict[str, int | None] = {}
+        self.enter(None, None)
+
+    def enter(
+        self, key: Tensor | None, weight: Tensor | None, clients: int | None = None, rows: int = 0,
+        fixed: bool = False, recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        self.key, self.weight, self._calls, self.clients, self.rows = key, weight, 0, clients, rows
+        self.fixed, self.recorder = fixed, recorder
+
+    def next_call(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    def axis(self, layer: nn.Module, x: Tensor) -> int | None:
+        """Along which axis of its input a layer sees the rows of K clients; None where it sees something else."""
+        path: str = layer.path  # type: ignore[assignment]
+        if path not in self.axes:
+            fits = [axis for axis in range(min(2, x.dim())) if x.shape[axis] % self.rows == 0]
+            self.axes[path] = fits[0] if fits else None
+        return self.axes[path]
+
+    @contextmanager
+    def one_client(self, key: Tensor | None, weight: Tensor | None) -> Iterator[None]:
+        """Within a pass for K clients, a layer that is computed as for one."""
+        outer = self.key, self.weight, self.clients
+        self.key, self.weight, self.clients = key, weight, None
+        try:
+            yield
+        finally:
+            self.key, self.weight, self.clients = outer
