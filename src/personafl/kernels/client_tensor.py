@@ -69,7 +69,8 @@ def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Fra
     """The operation for every client, on its own values and rows."""
     clients = frame.clients
     assert clients is not None
-    axes = frame.axes_of(getattr(func, "__name__", ""), lambda: [_rows(leaf, frame.rows) for leaf in leaves])
+    plain = [None if isinstance(leaf, ClientTensor) else leaf for leaf in leaves]
+    axes = frame.axes_of(getattr(func, "__name__", ""), plain)
     shared = all(axis is None for axis in axes)
     wide = _widened(func, leaves, frame) if shared else None
     inputs, dims = [], []
@@ -98,13 +99,6 @@ def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Fra
     if shared and wide is None:
         return tree_unflatten([ClientTensor.of(part, frame) for part in flat], form)
     return tree_unflatten([part.flatten(along, along + 1) for part in flat], form)
-
-
-def _rows(leaf: Any, rows: int) -> int | None:
-    """Along which axis a tensor has the rows of all clients, if it has."""
-    if not isinstance(leaf, Tensor) or isinstance(leaf, ClientTensor):
-        return None
-    return next((axis for axis in range(min(2, leaf.dim())) if leaf.shape[axis] % rows == 0 and leaf.shape[axis]), None)
 
 
 def _widened(func: Callable[..., Any], leaves: list[Any], frame: Frame) -> tuple[int, list[Any]] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ class Frame:
     """
 
     def __init__(self) -> None:
-        self.axes: dict[str, int | None] = {}
+        self.axes: dict[str, Any] = {}
         self.enter(None, None)
 
     def enter(
@@ -29,7 +30,7 @@ class Frame:
         fixed: bool = False, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self.key, self.weight, self._calls, self.clients, self.rows = key, weight, 0, clients, rows
-        self.fixed, self.recorder = fixed, recorder
+        self.fixed, self.recorder, self._operations = fixed, recorder, 0
 
     def next_call(self) -> int:
         self._calls += 1
@@ -39,9 +40,23 @@ class Frame:
         """Along which axis of its input a layer sees the rows of K clients; None where it sees something else."""
         path: str = layer.path  # type: ignore[assignment]
         if path not in self.axes:
-            fits = [axis for axis in range(min(2, x.dim())) if x.shape[axis] % self.rows == 0]
-            self.axes[path] = fits[0] if fits else None
-        return self.axes[path]
+            self.axes[path] = self.rows_of(x)
+        axis: int | None = self.axes[path]
+        return axis
+
+    def axes_of(self, operation: str, inputs: Sequence[Any]) -> list[int | None]:
+        """The same of all inputs of an operation that is no layer: known by its number in the pass."""
+        self._operations += 1
+        name = f"{'use' if self.key is None else 'training'} {self._operations} {operation}"
+        if name not in self.axes:
+            self.axes[name] = [self.rows_of(value) for value in inputs]
+        axes: list[int | None] = self.axes[name]
+        return axes
+
+    def rows_of(self, value: Any) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        return next((axis for axis in range(min(2, value.dim())) if value.shape[axis] % self.rows == 0), None)
 
     @contextmanager
     def one_client(self, key: Tensor | None, weight: Tensor | None) -> Iterator[None]:
