@@ -410,19 +410,20 @@ class Task:
 
     def unstackable(self, x: Inputs, y: Tensor) -> str | None:
         """Why this model cannot run on the stacked engine (tried on a few samples), or None if it can."""
-        if self._is_native(x):
-            return None
-        way = self._find_together(x)
+        way = self.way(x)
         return way.reason if way.way == "looped" else None
 
     def together(self, x: Inputs) -> Together:
         """How K clients are computed at once; found out on some of their samples (K, B, …) at the first call."""
-        way = self._together or self._find_together(each_input(lambda part: part.flatten(0, 1)[:9], x))
+        way = self._together or self.way(each_input(lambda part: part.flatten(0, 1)[:9], x))
         if way.way == "looped":
             raise ModelError(f"{type(self.template).__name__} cannot run for clients at once: {way.reason}")
         return way
 
-    def _find_together(self, x: Inputs) -> Together:
+    def way(self, x: Inputs) -> Together:
+        """How K clients are computed at once, and why; found out on samples (n, …) at the first call."""
+        if self._is_native(x):
+            return Together("stacked")
         if self._together is None:
             device = tensors(x)[0].device
             theta0, statistics = self.theta0.to(device), [value.flatten().to(device) for value in self._running0]
