@@ -71,6 +71,10 @@ class LoopEngine(Engine):
                     out[name].append(float(value))
         return {name: np.array(values, np.float64) for name, values in out.items()}
 
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        each = [self.with_pooled_statistics(theta[k], ids[k : k + 1])[self.task.size :] for k in range(len(ids))]
+        return torch.stack(each)
+
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         sizes = self.federation.sizes(split)[ids]
         with torch.no_grad():

@@ -129,7 +129,7 @@ class StackedEngine(Engine):
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         with torch.no_grad():
-            if theta.dim() == 1 and not self.task.couples_samples:
+            if theta.dim() == 1 and not (self.task.couples_samples or self.task.lacks_statistics(theta)):
                 return self._evaluate_together(theta, ids, split)
             return self._evaluate_each(theta, ids, split)
 
@@ -159,6 +159,12 @@ class StackedEngine(Engine):
         for now, thetas, batch in self._like_sized(theta, ids, split):
             for name, values in self.task.evaluate_stacked(thetas, batch).items():
                 out[name][now] = values.double().cpu().numpy()
+        return out
+
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        out = self.task.running([]).repeat(len(ids), 1).to(theta.device)
+        for now, thetas, batch in self._like_sized(theta, ids, "train"):
+            out[torch.from_numpy(now).to(out.device)] = self.task.statistics_stacked(thetas, batch.x, batch.weight)
         return out
 
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:

@@ -150,8 +150,8 @@ class Run:
             if client not in ids:
                 return self._other(client, ids)
             row = ids.index(client)
-            state = {name: file.get_slice(name)[row] for name in self.task.names}
-        return self.task.module(self.task.vector(state))
+            state = {name: file.get_slice(name)[row] for name in list(file.keys())}
+        return self.task.module_of(state)
 
     def _other(self, client: str, ids: list[str]) -> nn.Module:
         """The model of a client that models/personal.safetensors leaves out."""
@@ -166,16 +166,16 @@ class Run:
                 "personalize, or run with a larger models_mb"
             )
         with self._models("others") as file:
-            state = {name: file.get_tensor(name) for name in self.task.names}
-        return self.task.module(self.task.vector(state))
+            state = {name: file.get_tensor(name) for name in list(file.keys())}
+        return self.task.module_of(state)
 
     def global_model(self) -> nn.Module:
         """The model that serves everybody, where the algorithm has one."""
         if not (self.folder.models / "global.safetensors").exists() and self.complete:
             raise RunError(f"{self.manifest['algorithm']['name']} has no global model")
         with self._models("global") as file:
-            state = {name: file.get_tensor(name) for name in self.task.names}
-        return self.task.module(self.task.vector(state))
+            state = {name: file.get_tensor(name) for name in list(file.keys())}
+        return self.task.module_of(state)
 
     def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
@@ -203,7 +203,7 @@ class Run:
         return newcomer_federation(data, self.algorithm, self.manifest["resolved"], self.constants)
 
     def personalize_all(self, federation: Federation) -> Tensor:
-        """As `personalize`, for all newcomers of a federation: a parameter vector for each, (K, P)."""
+        """As `personalize`, for all newcomers of a federation: a vector for each, as `Task.module` takes it."""
         found = checkpoint.latest(self.folder.checkpoints, clients=False)
         if found is None:
             raise RunError(f"{self.path} has no checkpoint yet: nothing to personalize from")

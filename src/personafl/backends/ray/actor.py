@@ -24,6 +24,7 @@ from personafl.engines import make_engine
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.inputs import as_state, from_state
+from personafl.kernels.statistics import Moments
 from personafl.kernels.task import Objective, Task
 from personafl.settings import EngineSettings, Local
 from personafl.states import Ints, State
@@ -168,6 +169,11 @@ class Worker:
 
     def measure(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> Columns:
         return self._shards[number][1].measure(self._snapshot(number, view, shared), self._local(number, view.ids))
+
+    def moments(self, number: int, ids: Ints, theta: NDArray[Any], known: list[Moments]) -> Moments | None:
+        """What one call of a layer of batch normalization sees of these clients' data; see `Task.moments`."""
+        engine = self._shards[number][1].engine
+        return engine.moments(torch.tensor(theta).to(engine.device), self._local(number, ids), known)
 
     def rows(self, number: int, ids: Ints) -> Arrays:
         return arrays(self._shards[number][1].rows(self._local(number, ids)))
