@@ -12,9 +12,9 @@ FLOORS = (
     # ground
     "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "settings", "files",
     # what is trained: data, models, methods
-    "storage", "federation", "data", "kernels", "models", "algorithms",
+    "storage", "federation", "data", "metrics", "tasks", "kernels", "models", "algorithms",
     # training
-    "engines", "training", "metrics", "runs", "config", "backends", "jobs",
+    "engines", "training", "runs", "config", "backends", "jobs",
     # many runs, and what is shown
     "study", "report", "comparison", "cli", "__main__",
 )  # fmt: skip

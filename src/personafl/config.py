@@ -17,6 +17,7 @@ from personafl.federation import Federation
 from personafl.models import MODELS, Model
 from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
+from personafl.tasks import TASKS, LearningTask
 from personafl.training.privacy import Privacy
 
 
@@ -29,6 +30,7 @@ class Config:
     data: Source | Files = field(default_factory=Digits)
     partition: Partition | None = None
     splits: tuple[float, float, float] | None = None
+    task: LearningTask | None = None
     model: Model | None = None
     weights: str | None = None
     local: Local = field(default_factory=Local)
@@ -46,7 +48,7 @@ class Config:
         out: dict[str, Any] = {"seed": self.seed, **asdict(self.schedule)}
         if self.splits is not None:
             out["splits"] = list(self.splits)
-        for key in ("data", "partition", "model", "algorithm"):
+        for key in ("data", "partition", "task", "model", "algorithm"):
             value = getattr(self, key)
             if value is not None:
                 out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **asdict(value)}
@@ -64,6 +66,7 @@ class Config:
 _REGISTRIES: dict[str, tuple[Registry, str | None]] = {
     "data": (SOURCES, "digits"),
     "partition": (PARTITIONS, None),
+    "task": (TASKS, None),
     "model": (MODELS, None),
     "algorithm": (ALGORITHMS, "fedavg"),
 }

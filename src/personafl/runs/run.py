@@ -22,11 +22,14 @@ from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
 from personafl.kernels.task import LOSSES, Task
+from personafl.metrics.measures import ACCURACY, Measure, ranking, read_measures
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
+from personafl.tasks import TASKS, LearningTask, OwnTask
+from personafl.training.evaluation import WHO
 from personafl.training.newcomers import newcomer_federation, personalize_newcomers
 
 
@@ -64,7 +67,7 @@ class Run:
         return self.folder.rounds()
 
     def clients(self, round: int | None = None) -> pa.Table:
-        """A row for each client: sizes, accuracies, steps and what the algorithm reports.
+        """A row for each client: sizes, its values of metrics, steps and what the algorithm reports.
 
         Parameters
         ----------
@@ -89,16 +92,37 @@ class Run:
 
     @property
     def score(self) -> dict[str, float]:
-        """The last evaluation in one number each: accuracies weighted by samples, mean losses.
+        """The last evaluation in one number each, over all samples: metrics and losses, see `measures`.
 
         What nobody has data for is left out.
         """
+        names = ("accuracy", "loss", *(measure.name for measure in self.measures))
+        wanted = {f"{who}_{name}" for who in WHO for name in names}
         for record in reversed(self.rounds()):
-            found = {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
+            found = {k: v for k, v in record.items() if k in wanted}
             if found:
                 return found
         self.folder.clients()  # raises where nothing was evaluated yet
         return {}
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What models of this run are compared by, the first one first; a run of an earlier version has the accuracy.
+
+        The columns of `clients` and the keys of `score` are these names, behind `personal_` and `global_`.
+        """
+        found = self.manifest.get("resolved", {}).get("metrics")
+        if found is None:
+            return (ACCURACY,) if any("personal_accuracy" in record for record in self.rounds()) else ()
+        try:
+            return read_measures(found)
+        except (ConfigError, ValueError, TypeError) as error:
+            raise RunError(f"{self.path}/run.toml: resolved.metrics cannot be read: {error}") from error
+
+    @property
+    def primary(self) -> Measure:
+        """The measure that ranks."""
+        return ranking(self.measures)
 
     @property
     def seconds(self) -> float:
@@ -227,8 +251,17 @@ class Run:
                 module = initialize(
                     model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.constants
                 )
-            self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
+            self._task = Task(module, self._kind())
         return self._task
+
+    def _kind(self) -> LearningTask:
+        """The task as run.toml has it; of a loss of somebody's own only the name is known."""
+        resolved = self.manifest["resolved"]
+        loss = resolved["loss"]
+        if "task" not in resolved or resolved["task"].get("name") == "own":
+            return LOSSES[loss]() if loss in LOSSES else OwnTask(own_loss=_unknown_loss)
+        found: LearningTask = choose_known("task", resolved["task"], TASKS)
+        return found.with_own(_unknown_loss) if loss == "custom" else found
 
     def _models(self, name: str) -> Any:
         path = self.folder.models / f"{name}.safetensors"

@@ -208,7 +208,7 @@ class Runner:
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
         prepared = int(np.nansum(columns["gradients"]))
-        return summary(table) | ({"evaluation_gradients": prepared} if prepared else {})
+        return summary(table, clients.task.kind.measures) | ({"evaluation_gradients": prepared} if prepared else {})
 
     def _evaluated(self) -> Ints:
         return self.schedule.evaluated(self.clients.seed, len(self.clients.client_index))

@@ -62,12 +62,12 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         outputs = settings.classes or settings.outputs
         seed = described.seed
         module = initialize(model, settings.input_shape, outputs, seed)
-        seeded = fingerprint(Task(module, _loss(settings)).theta0)  # type: ignore[arg-type]
+        seeded = fingerprint(Task(module, _loss(settings)).theta0)
         if described.weights is not None:
             load_weights(module, Path(described.weights))
         table = {key: value for key, value in described.tables()["model"].items() if key != "weights"}
         clients = FlowerClients(
-            nodes, client_index, settings, Task(module, _loss(settings)), described.algorithm, described.local, seed,  # type: ignore[arg-type]
+            nodes, client_index, settings, Task(module, _loss(settings)), described.algorithm, described.local, seed,
             table, described.privacy, seeded,
         )  # fmt: skip
         resolved = {

@@ -382,7 +382,7 @@ class FlowerClients(Clients):
         """One number a column: the sums of losses and metrics, and what the algorithm reports."""
         sent = snapshot.send(np.zeros(1, np.int64))
         reported = self.algorithm.report(self._first(sent), sent.one(0))
-        sums = ("loss", *self.task.metrics)
+        sums = ("loss", *self.task.kind.columns)
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
         out["gradients"] = ("float64", (1,))
