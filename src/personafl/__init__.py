@@ -110,10 +110,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
-    "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
-    "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy",
-    "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task",
-    "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "load", "load_run", "metrics", "partition",
-    "tasks", "train",
+    "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each",
+    "EngineSettings", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient",
+    "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg", "PersFL",
+    "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug",
+    "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data",
+    "load", "load_run", "metrics", "partition", "tasks", "train",
 ]  # fmt: skip

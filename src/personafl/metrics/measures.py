@@ -6,7 +6,7 @@ Metrics of tasks are `Measure`s with a way to compute them (`personafl.tasks`). 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -128,6 +128,29 @@ def _read(name: str, own: Mapping[str, Any]) -> Measure:
     kinds = {"better": int, "digits": int, "scale": float, "low": float, "high": float}
     known = {key: kinds.get(key, str)(value) for key, value in own.items() if key in _DEFAULTS}
     return Measure(name, **known)
+
+
+def measures_in(manifest: Mapping[str, Any], records: Iterable[Mapping[str, Any]] = ()) -> tuple[Measure, ...]:
+    """The measures of a run, from its run.toml; a run of an earlier version has the accuracy, if its records do."""
+    found = manifest.get("resolved", {}).get("metrics")
+    if found is None:
+        return (ACCURACY,) if any("personal_accuracy" in record for record in records) else ()
+    return read_measures(found)
+
+
+def score_in(
+    manifest: Mapping[str, Any], record: Mapping[str, Any], who: str = "personal"
+) -> tuple[Measure, float] | None:
+    """What a record of a round says of the measure that ranks, or else of the loss; None without an evaluation.
+
+    >>> score_in({}, {"personal_accuracy": 0.75, "personal_loss": 0.5})[1]
+    0.75
+    """
+    for measure in (ranking(measures_in(manifest, [record])), LOSS):
+        value = record.get(f"{who}_{measure.name}")
+        if value is not None:
+            return measure, float(value)
+    return None
 
 
 def ranking(measures: tuple[Measure, ...]) -> Measure:

@@ -22,7 +22,7 @@ from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
 from personafl.kernels.task import LOSSES, Task
-from personafl.metrics.measures import ACCURACY, Measure, ranking, read_measures
+from personafl.metrics.measures import Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
 from personafl.settings import Local
@@ -111,11 +111,9 @@ class Run:
 
         The columns of `clients` and the keys of `score` are these names, behind `personal_` and `global_`.
         """
-        found = self.manifest.get("resolved", {}).get("metrics")
-        if found is None:
-            return (ACCURACY,) if any("personal_accuracy" in record for record in self.rounds()) else ()
+        known = "metrics" in self.manifest.get("resolved", {})
         try:
-            return read_measures(found)
+            return measures_in(self.manifest, () if known else self.rounds())
         except (ConfigError, ValueError, TypeError) as error:
             raise RunError(f"{self.path}/run.toml: resolved.metrics cannot be read: {error}") from error
 

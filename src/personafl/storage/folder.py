@@ -122,8 +122,8 @@ class RunFolder:
         if changed := [key for key in task if "resolved.task.name" in old and old.get(key) != new.get(key)]:
             key = changed[0]
             raise RunError(
-                f"{self.path} holds a run of another task: its {key.removeprefix('resolved.')} is {old.get(key)!r}, now "
-                f"it is {new.get(key)!r}; resume with the same task, or name another folder with --out"
+                f"{self.path} holds a run of another task: its {key.removeprefix('resolved.')} is {old.get(key)!r}, "
+                f"now it is {new.get(key)!r}; resume with the same task, or name another folder with --out"
             )
         for key, what in (("fingerprint", "data"), ("parameters", "model"), ("loss", "loss")):
             if old.get(f"resolved.{key}") != new.get(f"resolved.{key}"):

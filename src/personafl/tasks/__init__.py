@@ -1,4 +1,4 @@
-"""Tasks by name: what models are trained for, with loss and metrics. `[task] name = …` in a config, `task=` in Python."""
+"""Tasks by name: what models are trained for, with loss and metrics."""
 
 from __future__ import annotations
 

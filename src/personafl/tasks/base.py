@@ -35,8 +35,8 @@ class Metric(Measure):
     function
         Of outputs and labels. `per="sample"`: gives one value per sample, and the client's value is their mean.
         `per="client"`: takes NumPy arrays with all of a client's outputs and labels, and gives the client's value, or
-        NaN where it has none. `per="sums"`: takes the sums over samples of `parts`, an array with a row for each client by
-        name, and the number of samples, and gives the values.
+        NaN where it has none. `per="sums"`: takes the sums over samples of `parts`, by name an array with a row for
+        each client, and the numbers of samples, and gives the values.
     parts
         What is summed over samples: functions of outputs and labels that give a value, or several, for each sample.
     better

@@ -174,6 +174,8 @@ class Hazard(Survival):
         return replace(self, bins=tuple(torch.quantile(times, at).unique().tolist()))
 
     def outputs(self, y: Tensor, classes: int | None) -> int:
+        if not self.bins:
+            raise ConfigError("task 'hazard' takes its bins from training data, which nobody has here: give task.bins")
         return len(self.bins)
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent, Uploads
-from personafl.backends.flower.job import JobDescription, Layout, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import JobDescription, Layout, fingerprint, layout_of, upload_of, usual_task
 from personafl.backends.flower.members import FederationSettings
 from personafl.backends.flower.messages import pack, plain, unpack, values
 from personafl.backends.flower.nodes import Nodes, missing
@@ -105,6 +105,7 @@ class FlowerClients(Clients):
             groups=self.client_index.groups,
             theta0=fingerprint(theta0),
             privacy=None if self.privacy is None else asdict(self.privacy),
+            task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
         )
         # Weights that follow from the seed are made at the sites; others have to be sent.
         self._given = self.job.theta0 != self._seeded

@@ -257,7 +257,9 @@ class Site:
         shape, outputs = tuple(data.x.shape[1:]), data.classes or int(np.prod(data.y.shape[1:]))
         if shape != job.shape:
             raise DataError(f"site {self.settings.id}: its samples have shape {shape}, the model wants {job.shape}")
-        if (data.classes is None) != (job.classes is None) or outputs != job.outputs:
+        if job.task is not None and self._own is None:
+            job.make_kind().check_labels(data.y)
+        elif job.task is None and ((data.classes is None) != (job.classes is None) or outputs != job.outputs):
             raise DataError(f"site {self.settings.id}: its labels are not what the federation's model puts out")
 
     def _keep(self, clients: LocalClients, order: Order, theta: Tensor, columns: Columns) -> None:
