@@ -21,7 +21,6 @@ from personafl.kernels.frame import Frame
 from personafl.kernels.linear import linear
 from personafl.kernels.statistics import Moments
 
-
 FEW_CHANNELS, MANY_CHANNELS = 16, 32
 """Up to so many channels windows are faster along one axis, and clients as groups faster in images."""
 

@@ -90,7 +90,9 @@ def test_a_site_whose_texts_are_padded_to_another_length_is_told_so(tmp_path):
     data = clients()
     file = write_site(tmp_path / "site", "site-0", data["site-0"], length=7)
     grid = MemoryGrid({1000: Node(file)})
-    with pytest.raises(RunError, match=r"samples of shape ids \(7,\), age \(2,\), mask \(7,\), expected ids \(6,\), age"):
+    with pytest.raises(
+        RunError, match=r"samples of shape ids \(7,\), age \(2,\), mask \(7,\), expected ids \(6,\), age"
+    ):
         flower(tmp_path / "flower", grid, "ditto", model="text", input_shape=SHAPE, sites=1, patience=0.2)
 
 
