@@ -415,6 +415,24 @@ def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
         clients.close()
 
 
+def test_clients_on_actors_keep_the_state_of_their_optimizer(cluster, tmp_path, monkeypatch):
+    """Also those that are trained by another actor than their own."""
+    monkeypatch.setattr(Pooled, "idle", [])  # those that are idle train otherwise
+    kept = replace(LOCAL, optimizer="adamw", eps=1e-3, optimizer_state="kept")
+    monkeypatch.setitem(globals(), "LOCAL", kept)
+    clients = on_ray(2, tmp_path)
+    run = runner(Ditto(), clients, tmp_path, rounds=10, activity=0.6, eval_every=0)
+    expected = runner(Ditto(), here(), tmp_path / "here", rounds=10, activity=0.6, eval_every=0)
+    clients.shards._work = np.ones(CLIENTS, np.int64)
+    for _ in range(4):
+        run.step()
+        expected.step()
+    assert "client optimizer.v.square" in state_of(run)
+    assert_close(state_of(run), state_of(expected))
+    for worker in clients.shards.workers:
+        cluster.kill(worker)
+
+
 @pytest.mark.parametrize("name", ["selffl", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_actors_that_have_their_own_clients_data_alone(cluster, tmp_path, name):
     found = []

@@ -24,9 +24,11 @@ from personafl.engines import make_engine
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.inputs import as_state, from_state
-from personafl.kernels.task import Objective, Task
+from personafl.kernels.statistics import Moments
+from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 from personafl.states import Ints, State
+from personafl.tasks import LearningTask
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import Columns, ServerSnapshot
 from personafl.training.privacy import Privacy
@@ -40,8 +42,7 @@ class WorkerConfig:
     """What every actor is told once: what clients train, how, and with what."""
 
     module: nn.Module
-    objective: Objective
-    metrics: dict[str, Objective]
+    kind: LearningTask
     local: Local
     seed: int
     engine: str
@@ -118,7 +119,7 @@ class Worker:
     """An actor. It holds one shard, and more where other actors have died and there is no room for new ones."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self.config, self.task = config, Task(config.module, config.objective, config.metrics)
+        self.config, self.task = config, Task(config.module, config.kind)
         self._shards: dict[int, tuple[Shard, LocalClients]] = {}
         torch.set_num_threads(config.threads)
         torch.set_grad_enabled(False)
@@ -168,6 +169,11 @@ class Worker:
 
     def measure(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> Columns:
         return self._shards[number][1].measure(self._snapshot(number, view, shared), self._local(number, view.ids))
+
+    def moments(self, number: int, ids: Ints, theta: NDArray[Any], known: list[Moments]) -> Moments | None:
+        """What one call of a layer of batch normalization sees of these clients' data; see `Task.moments`."""
+        engine = self._shards[number][1].engine
+        return engine.moments(torch.tensor(theta).to(engine.device), self._local(number, ids), known)
 
     def rows(self, number: int, ids: Ints) -> Arrays:
         return arrays(self._shards[number][1].rows(self._local(number, ids)))
