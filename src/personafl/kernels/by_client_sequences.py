@@ -23,20 +23,18 @@ class Recurrent(ByClient, nn.RNNBase):
     def forward(self, input: Tensor, hx: States = None) -> tuple[Tensor, Any]:  # type: ignore[override]
         if isinstance(input, PackedSequence):
             raise NoRows(f"layer {self.path!r} takes a packed sequence")
-        if self.training and self.dropout > 0 and self.num_layers > 1:
-            raise NoRows(f"layer {self.path!r} draws random numbers between its layers")
-        rows = 0 if self.batch_first else 1
-        if self.mode == "LSTM" and hx is None and self.hidden_size < WIDE and self.proj_size == 0:
+        rows, dropout = 0 if self.batch_first else 1, self.dropout if self.training and self.num_layers > 1 else 0.0
+        if self.mode == "LSTM" and not dropout and hx is None and self.hidden_size < WIDE and self.proj_size == 0:
             return self._narrow_lstm(input, rows)
         clients = self._clients()
         inputs = input.unflatten(rows, (clients, -1)).unbind(rows)
         states = self._states(inputs[0], hx)
         weights = zip(*(getattr(self, name).unbind(0) for name in self._flat_weights_names), strict=True)
-        settings = (self.bias, self.num_layers, 0.0, self.training, self.bidirectional, self.batch_first)
+        settings = (self.bias, self.num_layers, dropout, self.training, self.bidirectional, self.batch_first)
         function = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
         found = [
             function[self.mode](own, state, list(flat), *settings)
-            for own, state, flat in zip(inputs, states, weights, strict=True)
+            for _, own, state, flat in zip(self.frame.each_client(), inputs, states, weights, strict=True)
         ]
         outputs, *last = zip(*found, strict=True)
         ends = tuple(torch.cat(parts, 1) for parts in last)

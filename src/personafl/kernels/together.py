@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from personafl.inputs import Inputs, each_input, length, some, tensors
+from personafl.kernels.frame import Frame
 from personafl.kernels.stacked_model import StackedModel
 from personafl.kernels.watch_reads import WatchReads
 
@@ -34,6 +35,8 @@ Run = Callable[[bool, Params, Inputs, Tensor, Tensor], Tensor]
 
 class OneClient(Protocol):
     """A model with its parameters apart, as `Task` has it."""
+
+    frame: Frame
 
     def forward(self, training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor | None) -> Tensor:
         """Outputs of one client."""
@@ -86,16 +89,20 @@ def by_vmap(model: OneClient) -> Run:
     """All clients by vmap."""
 
     def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
-        outputs: Tensor = vmap(lambda *client: model.forward(training, *client))(params, x, key, weight)
+        randomness = model.frame.randomness(training)
+        own = key if training else None
+        outputs: Tensor = vmap(
+            lambda *client: model.forward(training, *client), (0, 0, 0 if training else None, 0), randomness=randomness
+        )(params, x, own, weight)
         return outputs
 
     return run
 
 
 def _watched(models: dict[bool, StackedModel]) -> Run:
-    def run(training: bool, *rest: Any) -> Tensor:
-        with WatchReads():
-            return models[training](*rest)
+    def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
+        with WatchReads():  # type: ignore[no-untyped-call]
+            return models[training](params, x, key if training else None, weight)
 
     return run
 
