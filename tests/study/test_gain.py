@@ -170,4 +170,4 @@ def test_without_validation_data_test_data_is_measured(tmp_path):
 def test_a_regression_is_measured_by_its_rmse(run):
     found = check(run)
     assert (found.measure.name, found.chance, found.borne_out) == ("rmse", None, None)
-    assert "a loss of" in words(found)
+    assert "a RMSE of" in words(found)
