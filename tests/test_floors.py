@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     # ground
-    "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "settings", "files",
+    "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "checks", "local_settings",
+    "settings", "files",
     # what is trained: data, models, methods
     "storage", "federation", "data", "metrics", "tasks", "kernels", "models", "algorithms",
     # training

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from personafl.states import State
     from personafl.tasks import Metric
     from personafl.training.events import Listener
+    from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
 
 _HOMES = {
@@ -73,6 +74,7 @@ _HOMES = {
     "states": "State",
     "tasks": "Metric",
     "training.events": "Listener",
+    "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
@@ -110,10 +112,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each",
-    "EngineSettings", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient",
+    "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
+    "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient",
     "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg", "PersFL",
     "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug",
     "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data",
-    "load", "load_run", "metrics", "partition", "tasks", "train",
+    "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ from personafl.study.processes import Processes
 from personafl.study.progress import StudyProgress
 from personafl.study.tables import caption, csv_text, json_values, latex_text, sentences, terminal_tables
 from personafl.tasks import LearningTask, Metric
+from personafl.training.arguments import check_federation, check_settings
 from personafl.training.privacy import Privacy
 
 
@@ -104,6 +105,9 @@ def compare(
     5
     """
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
+    if not callable(federation):
+        check_federation(federation)
     schedule, engine = with_settings(schedule, engine, settings)
     subject = Subject(federation, module, task, loss, metrics, schedule, local or Local(), engine, privacy, temporary)
     planned = module_plan(subject, algorithms, seeds, search or {}, search_seeds, equal_work)

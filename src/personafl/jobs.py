@@ -16,17 +16,28 @@ from torch import Tensor, nn
 from personafl.algorithms import Algorithm, FedAvg
 from personafl.config import Config
 from personafl.engines import Choice, make_engine
-from personafl.errors import ConfigError, RunError
+from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
-from personafl.inputs import some
+from personafl.inputs import dtype_of, shape_of, some, written_shape
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
-from personafl.registry import described, require_known_key
+from personafl.registry import described
+from personafl.runs.modules import called
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.tasks import LearningTask, Metric, task_for
+from personafl.training.arguments import (
+    algorithm_of,
+    check_federation,
+    check_keys,
+    check_listeners,
+    check_model,
+    check_seed,
+    check_settings,
+    features_hint,
+)
 from personafl.training.clients import Clients, LocalClients
 from personafl.training.events import Listener, ProgressBar
 from personafl.training.job import Job
@@ -39,7 +50,7 @@ log = logging.getLogger("personafl")
 def train(
     federation: Federation,
     model: nn.Module,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     seed: int = 0,
     schedule: Schedule | None = None,
@@ -65,7 +76,7 @@ def train(
     model
         Any torch module; its present weights are where every client starts from.
     algorithm
-        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`.
+        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`; or a name, such as "fedprox", for its defaults.
     seed
         What cohorts, batches and dropout follow from.
     schedule
@@ -107,11 +118,18 @@ def train(
     >>> len(run.clients()), run.personal("client-3")(torch.zeros(1, 64)).shape
     (5, torch.Size([1, 10]))
     """
+    check_federation(federation)
+    check_model(model)
+    check_seed(seed)
+    check_listeners(listeners)
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
     schedule, chosen = with_settings(schedule, engine, settings)
+    for note in federation.notes:
+        log.warning("%s", note)
     job = Job(
         federation,
         module_task(federation, model, task, loss, metrics),
-        algorithm or FedAvg(),
+        FedAvg() if algorithm is None else algorithm_of(algorithm),
         schedule,
         local or Local(),
         chosen,
@@ -162,8 +180,7 @@ def with_settings(
     """
     made = EngineSettings(engine) if isinstance(engine, str) else engine
     of_schedule, of_engine = ([f.name for f in fields(kind)] for kind in (Schedule, EngineSettings))
-    for key in settings:
-        require_known_key("", key, [*of_schedule, *(name for name in of_engine if name != "name")])
+    check_keys(settings)
     schedule = replace(schedule or Schedule(), **{k: v for k, v in settings.items() if k in of_schedule})
     return schedule, replace(made, **{k: v for k, v in settings.items() if k in of_engine})
 
@@ -187,16 +204,18 @@ def train_config(
 
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
-    model = config.model or default_model(federation.x.shape[1:])
+    model = config.model or default_model(shape_of(federation.x))
     parts = {"data": config.data, "partition": config.partition, "model": model}
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
+    if config.splitting != "random":
+        tables["splitting"] = config.splitting
     kind = task_for(federation.y, lambda: training_labels(federation), config.task)
     if config.task is not None:
         tables["task"] = described(config.task)
     outputs = kind.outputs(federation.y, federation.classes)
-    module = initialize(model, federation.x.shape[1:], outputs, config.seed, federation.constants)
+    module = initialize(model, shape_of(federation.x), outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
@@ -219,6 +238,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
     job.check()
     if resume and out is None:
         raise RunError("resume needs the run folder: name it with out")
+    if not job.federation.sizes("test").any():
+        log.warning("no client has test samples, so nothing will be scored: give splits with a share for test")
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
     folder = RunFolder(Path(temporary.name if temporary else str(out)))
     if not resume:
@@ -226,7 +247,11 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
     with folder.lock():
         begun = folder.manifest().get("resolved", {}) if resume and folder.exists else {}
         job = job.resuming(begun)
-        clients, choice = make_clients(job, folder)
+        try:
+            clients, choice = make_clients(job, folder)
+        except ModelError as error:
+            hint = features_hint(job.federation) if "fails on a batch" in str(error) else ""
+            raise ModelError(f"{error}{hint}") from error
         if clients.privacy != job.privacy:  # promised to people, so never left out in silence
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
         resolved = _resolved(job, choice)
@@ -251,11 +276,13 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "clients": len(federation),
         "classes": classes,
         "labels": federation.class_names if classes else None,
-        "input_shape": list(federation.x.shape[1:]),
-        "input_dtype": str(federation.x.dtype).removeprefix("torch."),
+        "input_shape": written_shape(shape_of(federation.x)),
+        "input_dtype": dtype_of(federation.x),
         "outputs": kind.outputs(federation.y, federation.classes),
         "fingerprint": federation.fingerprint,
     }
+    if "name" not in job.tables.get("model", {}):
+        resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

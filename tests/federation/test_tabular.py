@@ -251,7 +251,7 @@ def changed(**columns):
             {"features": ["age", "sex"]},
             "column 'sex' holds text, not numbers; leave it out of features, or name it in categorical",
         ),
-        (changed(age=[1, None, 3, None, 5, 6]), {}, "column 'age' in row 2 has no value; fill it in, or leave out"),
+        (changed(age=[1, None, 3, None, 5, 6]), {}, "column 'age' in row 2 has no value; fill it in .missing = 'fill'"),
         (changed(dose=[1.0, 2.0, np.nan, 4.0, 5.0, 6.0]), {}, "column 'dose' in row 3 has no value"),
         (changed(dose=[1.0, 2.0, 3.0, np.inf, 5.0, 6.0]), {}, "column 'dose' in row 4 is infinite or too large"),
         (changed(dose=[1.0, 2.0, 3.0, 4.0, 1e300, 6.0]), {}, "column 'dose' in row 5 is infinite or too large"),

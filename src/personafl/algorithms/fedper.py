@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
+from personafl.algorithms.extras import HasHead
+from personafl.algorithms.parameter_groups import last_layers, rate_factors
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
 
 
 @dataclass(frozen=True)
-class FedPer(Algorithm):
+class FedPer(HasHead, Algorithm):
     """A shared base and a personal head."""
 
     head: int = 1
@@ -55,7 +57,7 @@ class FedPer(Algorithm):
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in job.layers))
         count = len(modules)
         check("algorithm.head", self.head, self.head <= count, f"at most {count}, the number of the model's layers")
-        own = set(modules[count - self.head :])
+        last = last_layers(job.layers, self.head)
         for wanted in self.head_names:
             if not any(_within(name, wanted) for name, _ in job.layers):
                 names = ", ".join(name for name, _ in job.layers)
@@ -63,13 +65,18 @@ class FedPer(Algorithm):
         pieces = [
             (
                 size,
-                any(_within(name, n) for n in self.head_names) if self.head_names else name.rpartition(".")[0] in own,
+                any(_within(name, n) for n in self.head_names) if self.head_names else own,
             )
-            for name, size in job.layers
+            for (name, size), own in zip(job.layers, last, strict=True)
         ]
+        rate_factors(job.layers, job.local.groups, [own for _, own in pieces])  # each of them has a parameter
         fitted = replace(self)
         object.__setattr__(fitted, "_pieces", tuple(pieces))
         return fitted
+
+    @property
+    def head_pieces(self) -> tuple[bool, ...]:
+        return tuple(own for _, own in self._pieces)
 
     def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Base and head of a vector."""

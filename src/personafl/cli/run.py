@@ -87,6 +87,8 @@ def run(
         out.print(score_table(settings.algorithm.name, done))
     else:
         say(out, "No client has test data, so nothing was measured on it.")
+    if early := done.manifest.get("stopped"):
+        say(out, f"Ended early, after round {early['round']}: {early['why']}.")
     say(out, f"Run folder: {folder}")
 
 

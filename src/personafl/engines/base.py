@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
-from personafl.algorithms.extras import SideBySide, batches_per_step, copies
+from personafl.algorithms.extras import SideBySide, batches_per_step, copies, head_of
+from personafl.algorithms.optimizers import optimizer_state
+from personafl.algorithms.parameter_groups import rate_factors
 from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.inputs import Inputs, each_input, some, tensors
+from personafl.kernels.statistics import Moments, by_layer
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
 from personafl.states import Ints, State, each, joined
@@ -116,6 +119,7 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
+        self._factors: dict[tuple[bool, ...], Tensor] = {}
         self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
     # --- what a runner calls -------------------------------------------------------------------------------
@@ -141,6 +145,63 @@ class Engine(ABC):
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         """What the model puts out for every sample of a split, client after client; `theta` as in `evaluate`."""
 
+    # --- statistics of batch normalization -----------------------------------------------------------------
+
+    def with_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """Models (K, P), or one (P,), for use by these clients: each with the statistics of its own training data.
+
+        As they are where the model keeps no statistics, or has them already.
+        """
+        if not self.task.lacks_statistics(theta):
+            return theta
+        theta = theta.expand(len(ids), -1) if theta.dim() == 1 else theta
+        large = self.federation.sizes("train")[ids] > self._samples_at_once()
+        out = theta.new_empty(len(ids), self.task.full_size)
+        out[:, : self.task.size] = theta
+        with torch.no_grad():
+            if not large.all():
+                at = torch.from_numpy(np.flatnonzero(~large)).to(theta.device)
+                out[at, self.task.size :] = self._own_statistics(theta[at], ids[~large])
+            for k in np.flatnonzero(large):
+                out[k] = self.with_pooled_statistics(theta[k], ids[k : k + 1])
+        return out
+
+    def with_pooled_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """One model (P,) for use, with the statistics of all training data of these clients together: (P + S,)."""
+        if not self.task.lacks_statistics(theta):
+            return theta
+        samples = int(self.federation.sizes("train")[ids].sum())
+        with torch.no_grad():
+            if 0 < samples <= self._samples_at_once():
+                x, _ = self._gather(torch.from_numpy(self._index(ids, "train")))
+                found = self.task.statistics(theta, x, torch.ones(samples, device=theta.device))
+            else:
+                found = self.task.running(by_layer(lambda known: self.moments(theta, ids, known)))
+        return torch.cat([theta, found.to(theta.device)])
+
+    def moments(self, theta: Tensor, ids: Ints, known: Sequence[Moments]) -> Moments | None:
+        """What one call of a layer sees of all training data of these clients; see `Task.moments`."""
+        index = torch.from_numpy(self._index(ids, "train"))
+        with torch.no_grad():
+            parts = [self.task.moments(theta, self._gather(p)[0], known) for p in index.split(self._samples_at_once())]
+        found = [part for part in parts if part is not None]
+        return Moments.merged(found) if found else None
+
+    @abstractmethod
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """(K, S) of clients whose data goes through the model at once."""
+
+    def _samples_at_once(self) -> int:
+        return max(1, self.memory * 2**20 // self._bytes_per_client(1, 0))
+
+    def _index(self, ids: Ints, split: Split) -> Ints:
+        """The samples of these clients, client after client."""
+        sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
+        index: Ints = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        return index
+
+    # --- measures ------------------------------------------------------------------------------------------
+
     def summed(self) -> dict[str, Objective]:
         """What is summed over samples."""
         return {"loss": self.task.objective, **self.task.metrics}
@@ -164,7 +225,21 @@ class Engine(ABC):
             batch_size=info["batch_size"],
             copy=info["copy"],
             validation=validation,
+            factors=self._rate_factors(work.program) if self.local.groups else None,
         )
+
+    def _rate_factors(self, program: Program) -> Tensor:
+        """The factor of the learning rate of every parameter (`local.groups`)."""
+        layers = list(zip(self.task.names, self.task.sizes, strict=True))
+        head = head_of(program, layers)
+        if head not in self._factors:
+            each_piece = torch.tensor(rate_factors(layers, self.local.groups, head))
+            self._factors[head] = each_piece.repeat_interleave(torch.tensor(self.task.sizes)).to(self.device)
+        return self._factors[head]
+
+    def _optimizer_state(self, work: Work) -> State:
+        """What clients have kept of their optimizer, and go on with; before an evaluation it starts anew."""
+        return {} if work.purpose == "evaluation" else optimizer_state(work.own)
 
     def _info(self, work: Work) -> State:
         samples = self.federation.sizes("train")[work.ids]
@@ -248,7 +323,7 @@ class Engine(ABC):
         if work.program.uses_validation:
             batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
         state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
-        vectors = 6 + state // max(self.task.size, 1)
+        vectors = 6 + (0 if self.local.optimizer == "sgd" else 2) + state // max(self.task.size, 1)
         count = self._chunk_size(self._bytes_per_client(batch, vectors))
         # A client's copies stay together, so that one of them can be picked.
         together = copies(work.program)

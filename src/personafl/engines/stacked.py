@@ -45,7 +45,7 @@ class StackedEngine(Engine):
         def begin(own: State, each: State, info: State, val: State) -> tuple[State, State]:
             ctx = self._context(work, info, self._chosen_on(val))
             carry, steps = program.begin(own, {**shared, **each}, ctx)
-            return carry, {"steps": steps}
+            return carry, {"wanted": steps}
 
         def finish(own: State, carry: State, each: State, info: State, val: State) -> tuple[State, State]:
             ctx = self._context(work, info, self._chosen_on(val))
@@ -53,15 +53,17 @@ class StackedEngine(Engine):
 
         count, each = len(work.ids), work.sent.each
         begun, wanted = over_clients(begin, count, work.own, each, info, validation)
-        steps = wanted["steps"].cpu().numpy().astype(np.int64)
+        optimizer = self._optimizer_state(work)
+        begun |= optimizer
+        steps = wanted["wanted"].cpu().numpy().astype(np.int64)
         order = np.argsort(-steps, kind="stable")
         in_order = bool((order == np.arange(len(order))).all())
         if in_order:
             carry = _private(begun, [*work.own.values(), *shared.values(), *each.values()])
-            stepped_each, stepped_info = each, info
+            stepped_each, stepped_info = each, info | wanted
         else:
             at = torch.from_numpy(order).to(self.device)
-            carry, stepped_each, stepped_info = (rows(state, at) for state in (begun, each, info))
+            carry, stepped_each, stepped_info = (rows(state, at) for state in (begun, each, info | wanted))
 
         ordered = Work(program, work.round, work.purpose, work.ids[order], {}, Sent(shared, stepped_each))
         carry, gradients = self._steps(ordered, keys[order], steps[order], carry, stepped_info)
@@ -70,7 +72,8 @@ class StackedEngine(Engine):
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
             carry = rows(carry, back)
         own, up = over_clients(finish, count, work.own, carry, each, info, validation)
-        return Result(own, up, wanted["steps"], torch.from_numpy(gradients).to(self.device))
+        own |= {name: carry[name] for name in optimizer}
+        return Result(own, up, wanted["wanted"], torch.from_numpy(gradients).to(self.device))
 
     def _steps(
         self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, info: State
@@ -100,7 +103,7 @@ class StackedEngine(Engine):
                 for s in range(begin, end):
                     batches = [drawn.batch(d, live) for d in range(s * draws, (s + 1) * draws)]
                     grad = StackedBatches(self.task, batches, row["number"])
-                    carry = work.program.step(carry, sent, grad, ctx)
+                    carry = work.program.step(carry, sent, grad, ctx.at_step(s, info["wanted"]))
                     made.append(grad.made)
                 return (carry,)
 
@@ -127,7 +130,7 @@ class StackedEngine(Engine):
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         with torch.no_grad():
-            if theta.dim() == 1 and not self.task.couples_samples:
+            if theta.dim() == 1 and not (self.task.couples_samples or self.task.lacks_statistics(theta)):
                 return self._evaluate_together(theta, ids, split)
             return self._evaluate_each(theta, ids, split)
 
@@ -151,6 +154,12 @@ class StackedEngine(Engine):
                 known = values.double().cpu().numpy()
                 out.setdefault(name, np.zeros((len(ids), *known.shape[1:])))[now] = known
         return {name: out.get(name, np.zeros(len(ids))) for name in self.summed()}
+
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        out = self.task.running([]).repeat(len(ids), 1).to(theta.device)
+        for now, thetas, batch in self._like_sized(theta, ids, "train"):
+            out[torch.from_numpy(now).to(out.device)] = self.task.statistics_stacked(thetas, batch.x, batch.weight)
+        return out
 
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         sizes = self.federation.sizes(split)[ids]

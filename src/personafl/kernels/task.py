@@ -13,12 +13,17 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
 
 from personafl.errors import ModelError
-from personafl.inputs import Inputs, described, some, stacked, tensors
-from personafl.kernels import stacking
-from personafl.kernels.layers import Frame, WeightedBatchNorm, replace_layers
+from personafl.inputs import Inputs, described, each_input, some, tensors
+from personafl.kernels import stacking, together
+from personafl.kernels.batch_norm import goes_by_batch, tracked_layers
+from personafl.kernels.frame import Frame
+from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
 from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
+from personafl.kernels.stacked_model import Plan, StackedModel
+from personafl.kernels.statistics import Enough, Moments, Recorder, running
+from personafl.kernels.together import Together
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
 from personafl.tasks.classes import cross_entropy
 
@@ -46,7 +51,8 @@ class Task:
     ----------
     module
         Any `nn.Module`. Parameters with `requires_grad=False` and buffers are constants that all clients share;
-        the others make up the vector, in the order of `named_parameters()`.
+        the others make up the vector, in the order of `named_parameters()`. Modes are honoured: a submodule in `eval()`
+        stays so while clients train.
     loss
         A task such as `pf.tasks.Multilabel()`, which has a loss and metrics; `"cross_entropy"` for
         `pf.tasks.Classification()`, `"mse"` for `pf.tasks.Regression()`; or a function `(outputs, y) -> value per
@@ -87,7 +93,7 @@ class Task:
         self.metrics: dict[str, Objective] = self.kind.summed
         self.template = module
         self.frame = Frame()
-        self._training = replace_layers(_copied(module), self.frame).train()
+        self._training = replace_layers(_copied(module), self.frame)
         self._inference = replace_layers(_copied(module), self.frame).eval()
         trainable = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -97,65 +103,121 @@ class Task:
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)
         self.theta0: Tensor = torch.cat([p.flatten().float() for p in trainable.values()])
+        tracked = {
+            f"{path}.{name}".lstrip("."): getattr(layer, name).detach().float()
+            for path, layer in tracked_layers(module).items()
+            for name in ("running_mean", "running_var")
+        }
+        self.statistic_names, self._running0 = list(tracked), list(tracked.values())
+        self._statistic_sizes = [value.numel() for value in tracked.values()]
+        self.full_size: int = self.size + sum(self._statistic_sizes)
         self._constants: dict[str, Tensor] = {
             **{n: p.detach() for n, p in module.named_parameters() if not p.requires_grad},
-            **{n: b.detach() for n, b in module.named_buffers()},
+            **{n: b.detach() for n, b in self._inference.named_buffers() if n not in tracked},
         }
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
-        self.couples_samples = couples_samples(self.objective) or any(
-            isinstance(m, WeightedBatchNorm) for m in self._inference.modules()
-        )
+        self.couples_samples = couples_samples(self.objective) or goes_by_batch(module)
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
+        self._together: Together | None = None
 
     # --- the vector and its views -------------------------------------------------------------------------
 
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
-        return Task(self.template, self.kind)
+        other = Task(self.template, self.kind)
+        if self._together is not None:
+            other.frame.axes = self.frame.axes
+            known = self._together
+            models = other.stacked_models(known.plan) if known.models else {}
+            other._together = Together(known.way, known.reasons, models, known.plan)
+        return other
 
     @property
     def classification(self) -> bool:
         """Whether the model's outputs are the logits of classes."""
         return self.kind.classification
 
-    def split(self, theta: Tensor) -> dict[str, Tensor]:
-        """Named views into a vector (P,), or into K vectors (K, P)."""
-        pieces, lead = torch.split(theta, self.sizes, -1), theta.shape[:-1]
-        return {n: p.view(*lead, *s) for n, p, s in zip(self.names, pieces, self._unflat, strict=True)}
+    def lacks_statistics(self, theta: Tensor) -> bool:
+        """Whether batch normalization finds no statistics in this vector, and goes by the batch."""
+        return bool(theta.shape[-1] < self.full_size)
 
-    @property
-    def _unflat(self) -> list[tuple[int, ...]]:
-        return [tuple(s) or (1,) for s in self.shapes]
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """Named views into a vector (P,), or into K vectors (K, P); with statistics, where they follow (P + S)."""
+        lead, pieces = theta.shape[:-1], self._pieces(theta)
+        return {n: p.view(*lead, *(tuple(s) or (1,))) for n, (p, s) in pieces.items()}
+
+    def _pieces(self, theta: Tensor) -> dict[str, tuple[Tensor, torch.Size]]:
+        """The parts of a vector by their names, and the shapes that they have in the module."""
+        names, sizes, shapes = self.names, self.sizes, self.shapes
+        if theta.shape[-1] == self.full_size > self.size:
+            names, sizes = names + self.statistic_names, sizes + self._statistic_sizes
+            shapes = shapes + [value.shape for value in self._running0]
+        return dict(zip(names, zip(torch.split(theta, sizes, -1), shapes, strict=True), strict=True))
 
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
-        """The vector as named parameters, copied, with the module's own shapes."""
-        pieces = torch.split(theta.detach(), self.sizes, -1)
+        """The vector as named parameters and statistics, copied, with the module's own shapes."""
         lead = theta.shape[:-1]
-        return {n: p.reshape((*lead, *s)).clone() for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+        return {n: p.reshape((*lead, *s)).clone() for n, (p, s) in self._pieces(theta.detach()).items()}
 
     def vector(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Named parameters as one vector (the inverse of `state_dict`)."""
+        """Named parameters, and statistics where there are any, as one vector (the inverse of `state_dict`)."""
         missing = [n for n in self.names if n not in state]
         if missing:
             raise ModelError(f"the weights have no {missing[0]!r}: they belong to another model")
         for n, s in zip(self.names, self.shapes, strict=True):
             if state[n].shape != s:
                 raise ModelError(f"weights {n!r} have shape {tuple(state[n].shape)}, the model wants {tuple(s)}")
-        return torch.cat([state[n].detach().flatten().float() for n in self.names])
+        names = self.names + [n for n in self.statistic_names if n in state]
+        return torch.cat([state[n].detach().flatten().float() for n in names])
 
     def module(self, theta: Tensor) -> nn.Module:
-        """An ordinary module of the user's class with these parameters, in evaluation mode."""
+        """An ordinary module of the user's class with these parameters and statistics, in evaluation mode."""
+        return self.module_of(self.state_dict(theta.cpu()))
+
+    def module_of(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """As `module`, from named tensors."""
+        self.vector(state)  # raises where they belong to another model
+        if missing := [n for n in self.statistic_names if n not in state]:
+            raise ModelError(
+                f"the weights have no {missing[0]!r}: statistics of batch normalization belong to a client's data, and "
+                "this model was kept without any"
+            )
         net = copy.deepcopy(self.template).cpu()
-        net.load_state_dict(self.state_dict(theta.cpu()), strict=False)
+        net.load_state_dict(state, strict=False)
         return net.eval()
 
     # --- one client ----------------------------------------------------------------------------------------
 
     def predict(self, theta: Tensor, x: Inputs, weight: Tensor | None = None) -> Tensor:
-        """Outputs in evaluation mode. `weight` marks padding, for layers that normalize over the batch."""
+        """Outputs in evaluation mode. `weight` marks padding, for layers that normalize over the batch.
+
+        Batch normalization goes by the statistics in the vector (P + S,). A vector of parameters alone (P,), as
+        programs have it while they train, has none: then it goes by this batch, as in training.
+        """
         return self._forward(self._inference, self.split(theta), x, None, weight)
+
+    def statistics(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
+        """What layers of batch normalization keep (S,) after these samples in one batch: see `statistics.py`.
+
+        Only these layers are in training mode: dropout does nothing here, as where the statistics are used.
+        """
+        recorder = Recorder()
+        self._forward(self._inference, self.split(theta), x, None, weight, recorder)
+        return running(recorder.seen, self._running0)
+
+    def moments(self, theta: Tensor, x: Inputs, known: Sequence[Moments]) -> Moments | None:
+        """What the call of such a layer sees that comes after those whose moments over all data are known, if any."""
+        try:
+            self._forward(self._inference, self.split(theta), x, None, None, Recorder(known))
+        except Enough as enough:
+            return enough.moments
+        return None
+
+    def running(self, seen: Sequence[Moments]) -> Tensor:
+        """The statistics (S,) from the moments of all calls; those that the module came with where there are none."""
+        return running(seen, self._running0)
 
     def loss(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Mean loss over a batch, in training mode."""
@@ -203,7 +265,9 @@ class Task:
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
     ) -> Sequence[Tensor]:
         """Gradients of K clients with respect to each parameter of the model."""
-        if not self.stacks_natively or isinstance(batch.x, dict):
+        native = self._is_native(batch.x)
+        way = None if native else self.together(batch.x)
+        if way is not None and way.way != "stacked":
 
             def client_loss(params: dict[str, Tensor], x: Inputs, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
                 return self._mean_loss(params, Batch(x, y, w, k), objective, e)
@@ -214,27 +278,44 @@ class Task:
         def slope(outputs: Tensor) -> Tensor:
             return _slope(objective, outputs, batch.y, batch.weight, extra)
 
-        if self._chain is not None:
+        if native and self._chain is not None:
             with torch.no_grad():
                 return self._chain.gradients(list(params.values()), batch.x, slope)
         with torch.enable_grad():
             leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-            outputs = stacking.forward(self._training, leaves, batch.x)
+            if way is None:
+                outputs = stacking.forward(self._training, leaves, batch.x)
+            else:
+                outputs = way.models[True](self._shaped(leaves), batch.x, batch.key, batch.weight)
             # The gradient of this sum is the slope itself. Handed over as such, torch would import sympy to look at it.
-            return torch.autograd.grad((outputs * slope(outputs.detach())).sum(), list(leaves.values()))
+            found = torch.autograd.grad(
+                (outputs * slope(outputs.detach())).sum(), list(leaves.values()), allow_unused=way is not None
+            )
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves.values(), strict=True)]
+
+    def statistics_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
+        """`statistics` of K clients with K vectors: every tensor has a leading axis K."""
+        way = self.together(x)
+        if way.way == "stacked" and way.models[False].records:
+            recorder = Recorder()
+            way.models[False](self._shaped(self.split(theta)), x, None, weight, recorder)
+            return running(recorder.seen, self._running0)
+        found: Tensor = vmap(self.statistics)(theta, x, weight)
+        return found
 
     def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
-        if self.stacks_natively and not isinstance(x, dict):
+        if self._is_native(x):
             return stacking.forward(self._inference, self.split(theta), x)
+        way = self.together(x)
+        if way.way == "stacked":
+            return way.models[False](self._shaped(self.split(theta)), x, None, weight)
         outputs: Tensor = vmap(self.predict)(theta, x, weight)
         return outputs
 
     def evaluate_stacked(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
         """`evaluate` for K clients with K vectors: every tensor has a leading axis K, and so have the sums."""
-        if not self.stacks_natively or isinstance(batch.x, dict):
-            return vmap(lambda t, x, y, w: self.evaluate(t, Batch(x, y, w, w)))(theta, batch.x, batch.y, batch.weight)
-        outputs = stacking.forward(self._inference, self.split(theta), batch.x)
+        outputs = self.predict_stacked(theta, batch.x, batch.weight)
         samples = batch.weight.sum(1)
         loss = torch.where(samples > 0, mean_losses(self.objective, outputs, batch.y, batch.weight) * samples, 0.0)
         return {"loss": loss} | {n: _sums(f, outputs, batch.y, batch.weight) for n, f in self.metrics.items()}
@@ -312,26 +393,57 @@ class Task:
 
     def unstackable(self, x: Inputs, y: Tensor) -> str | None:
         """Why this model cannot run on the stacked engine (tried on a few samples), or None if it can."""
-        two = Batch(
-            stacked([x, x]), torch.stack([y, y]), torch.ones(2, len(y), device=y.device),
-            torch.zeros(2, dtype=torch.int64, device=y.device),
-        )  # fmt: skip
-        theta = self.theta0.to(y.device).expand(2, -1)
-        try:
-            self.gradient_stacked(theta, two)
-            with torch.no_grad():
-                self.evaluate_stacked(theta, two)
-        except Exception as error:  # vmap raises many types, and each means the same here
-            return str(error).splitlines()[0]
-        return None
+        way = self.way(x)
+        return way.reason if way.way == "looped" else None
+
+    def together(self, x: Inputs) -> Together:
+        """How K clients are computed at once; found out on some of their samples (K, B, …) at the first call."""
+        way = self._together or self.way(each_input(lambda part: part.flatten(0, 1)[:9], x))
+        if way.way == "looped":
+            raise ModelError(f"{type(self.template).__name__} cannot run for clients at once: {way.reason}")
+        return way
+
+    def way(self, x: Inputs) -> Together:
+        """How K clients are computed at once, and why; found out on samples (n, …) at the first call."""
+        if self._is_native(x):
+            return Together("stacked")
+        if self._together is None:
+            device = tensors(x)[0].device
+            theta0, statistics = self.theta0.to(device), [value.flatten().to(device) for value in self._running0]
+            self._together = together.find(self, theta0, torch.cat([theta0[:0], *statistics]), x)
+        return self._together
+
+    # --- for `together` ----------------------------------------------------------------------------------------
+
+    def forward(
+        self, training: bool, params: Mapping[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None
+    ) -> Tensor:
+        """Outputs of one client whose parameters are apart."""
+        return self._forward(self._training if training else self._inference, dict(params), x, key, weight)
+
+    def stacked_models(self, plan: Plan) -> dict[bool, StackedModel]:
+        """The model for K clients in training (True) and in use (False)."""
+        return {
+            mode: StackedModel(m, self.frame, plan) for mode, m in ((True, self._training), (False, self._inference))
+        }
+
+    def _is_native(self, x: Inputs) -> bool:
+        return self.stacks_natively and not isinstance(x, dict)
+
+    def _shaped(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of K clients in the module's own shapes: those without axes have one in the vector's views."""
+        shapes = dict(zip(self.names, self.shapes, strict=True))
+        return {n: p.reshape(len(p), *shapes[n]) if n in shapes else p for n, p in params.items()}
 
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _forward(
-        self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None
-    ) -> Tensor:
-        self.frame.enter(key, weight)
-        shaped = {n: p.reshape(s) for (n, p), s in zip(params.items(), self.shapes, strict=True)}
+        self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None,
+        recorder: Recorder | None = None,
+    ) -> Tensor:  # fmt: skip
+        self.frame.enter(key, weight, fixed=len(params) > len(self.names), recorder=recorder)
+        shaped = dict(params)
+        shaped |= {n: params[n].reshape(s) for n, s in zip(self.names, self.shapes, strict=True)}
         constants = (shaped, self._constants)
         if isinstance(x, dict):
             return functional_call(module, constants, (), x)  # type: ignore[no-any-return]

@@ -16,7 +16,8 @@ from personafl.settings import Schedule
 from personafl.study.values import floats
 
 _OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
-_SHARED = ("data", "partition", "splits", *(f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD))
+_OF_SCHEDULE = [f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD]
+_SHARED = ("data", "partition", "splits", "splitting", *_OF_SCHEDULE)
 
 
 def facts(found: Reported) -> list[dict[str, str]]:
@@ -26,6 +27,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("data", [_table(run.manifest.get("data")) for run in runs]),
         ("partition", [_table(run.manifest.get("partition")) for run in runs]),
         ("splits", [_splits(run.manifest.get("splits")) for run in runs]),
+        ("splitting", [_text(run.manifest.get("splitting")) for run in runs]),
         ("clients", [_resolved(run, "clients") for run in runs]),
         ("classes", [_resolved(run, "classes") for run in runs]),
         ("rounds", [_text(run.manifest.get("rounds")) for run in runs]),

@@ -175,7 +175,8 @@ class RunCache:
         if not isinstance(recipe, Config):
             return recipe.federation()
         config = recipe
-        key = json.dumps({k: v for k, v in config.tables().items() if k in ("seed", "data", "partition", "splits")})
+        of_data = ("seed", "data", "partition", "splits", "splitting")
+        key = json.dumps({k: v for k, v in config.tables().items() if k in of_data})
         if self._federation is None or self._federation[0] != key:
             federation = config.federation()
             for note in federation.notes if self._federation is None else ():

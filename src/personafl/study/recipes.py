@@ -106,7 +106,7 @@ def identity(recipe: Recipe, federation: Federation) -> str:
         everything = [sha256(weights).hexdigest()]
     else:
         job = recipe.job(federation)
-        tables = {"seed": job.seed, **asdict(job.schedule), **job.tables, "local": asdict(job.local)}
+        tables = {"seed": job.seed, **job.schedule.table(), **job.tables, "local": job.local.table()}
         tables["privacy"] = None if job.privacy is None else job.privacy.table()
         everything = [
             description(job.algorithm),

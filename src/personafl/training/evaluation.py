@@ -80,7 +80,9 @@ class ServerSnapshot:
 
 @dataclass(frozen=True)
 class Personal:
-    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports.
+    """Personalized models of some clients, (K, P + S) or one (P,) for all of them, and what the algorithm reports.
+
+    S numbers are the statistics of batch normalization, each client's own; most models keep none.
 
     `gradients` are those that a program before evaluation computed for each; None where there was none.
     """
@@ -95,8 +97,7 @@ def personal_models(
     algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, ids: Ints | None = None
 ) -> Iterator[Personal]:
     """The personalized model of every client, or of those that are named, some clients at a time."""
-    many = max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.size))
-    for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, many):
+    for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, _fitting(engine)):
         sent = snapshot.send(some)
         own = states(algorithm, engine, store, snapshot.theta0, some, sent)
         yield personalize(algorithm, engine, sent, some, own, snapshot.round, snapshot.last)
@@ -107,7 +108,7 @@ def all_models(
 ) -> Iterator[Personal]:
     """As `personal_models`, in another order: clients that were never active come last, with the model they share."""
     never_active = ids[~store.known(ids)]
-    shared = shared_model(algorithm, snapshot, never_active)
+    shared = shared_model(algorithm, engine.task, snapshot, never_active)
     if shared is None:
         yield from personal_models(algorithm, engine, store, snapshot, ids)
         return
@@ -120,13 +121,13 @@ def all_models(
         yield Personal(some, shared, engine.map(report, {}, snapshot.send(some), len(some)))
 
 
-def shared_model(algorithm: Algorithm, snapshot: ServerSnapshot, never_active: Ints) -> Tensor | None:
+def shared_model(algorithm: Algorithm, task: Task, snapshot: ServerSnapshot, never_active: Ints) -> Tensor | None:
     """The personalized model that all clients have who were never active; None where each has its own.
 
-    They differ where a program makes their models from their data before evaluation, and where they are made of what
-    is sent to each client apart.
+    They differ where a program makes their models from their data before evaluation, where they are made of what is
+    sent to each client apart, and where batch normalization goes by statistics of their data.
     """
-    if algorithm.evaluation_program(snapshot.last) is not None or not len(never_active):
+    if algorithm.evaluation_program(snapshot.last) is not None or not len(never_active) or task.statistic_names:
         return None
     sent = snapshot.send(never_active[:1]).shared
     try:
@@ -145,7 +146,17 @@ def personalize(
         result = engine.run(Work(program, round, "evaluation", ids, own, sent))
         own, gradients = result.own, result.gradients
     theta = engine.map(lambda o, s: {"theta": algorithm.personal(o, s)}, own, sent, len(ids))["theta"]
+    theta = engine.with_statistics(theta, ids)
     return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)), gradients)
+
+
+def common_model(engine: Engine, common: Tensor, ids: Ints) -> Iterator[tuple[Ints, Tensor]]:
+    """Some clients at a time with the model that serves everybody.
+
+    Where it came without the statistics that it needs, because they may not leave the clients, each has its own.
+    """
+    for some in _parts(ids, _fitting(engine) if engine.task.lacks_statistics(common) else AT_ONCE):
+        yield some, engine.with_statistics(common, some)
 
 
 def measure(
@@ -185,7 +196,8 @@ def measure(
         if common is None:
             columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.kind.columns)}
             continue
-        parts = [measure_split(engine, common, some, split) for some in _parts(ids, AT_ONCE)]  # type: ignore[arg-type]
+        few = common_model(engine, common, ids)
+        parts = [measure_split(engine, theta, some, split) for some, theta in few]  # type: ignore[arg-type]
         columns |= {f"{tag}{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return columns
 
@@ -269,6 +281,11 @@ def summary(table: pa.Table, measures: Sequence[Measure] = (ACCURACY,)) -> dict[
             if missing := int((np.isnan(values) & known).sum()):
                 out[f"{name}_undefined"] = missing
     return out
+
+
+def _fitting(engine: Engine) -> int:
+    """Clients whose models are made at once."""
+    return max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.full_size))
 
 
 def _parts(ids: Ints, many: int) -> Iterator[Ints]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,10 +68,10 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": clients.seed,
-        **asdict(schedule),
+        **schedule.table(),
         "algorithm": described(algorithm),
         **origin.tables,
-        "local": asdict(clients.local),
+        "local": clients.local.table(),
         **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
         "resolved": {
             **origin.resolved,

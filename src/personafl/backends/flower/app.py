@@ -32,6 +32,7 @@ from personafl.backends.flower.site_data import read_site
 from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
+from personafl.inputs import written_shape
 from personafl.kernels.task import Task
 from personafl.metrics.measures import LOSS, measures_in
 from personafl.models import MODELS, default_model, initialize
@@ -60,7 +61,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
         nodes, client_index = gather(grid, settings, before, seal)
         model = described.model or default_model(settings.input_shape)
-        described = replace(described, model=model)
+        described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
         kind, seed = described.task or usual_task(settings.classes), described.seed
         outputs = model_outputs(kind, settings.classes, settings.outputs)
         module = initialize(model, settings.input_shape, outputs, seed)
@@ -79,7 +80,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             "clients": len(client_index),
             "sites": list(client_index.ids),
             "classes": settings.classes,
-            "input_shape": list(settings.input_shape),
+            "input_shape": written_shape(settings.input_shape),
             "input_dtype": next(nodes.card(client).dtype for client in nodes.where()),
             "outputs": outputs,
             # Nobody has seen the data: these are the same sites with samples of the same kind.
@@ -95,7 +96,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites."""
     values = read_tables(path)
-    for key in ("data", "partition", "splits", "engine", "methods"):
+    for key in ("data", "partition", "splits", "splitting", "engine", "methods"):
         if key in values:
             raise ConfigError(f"{path}: {key} has no place in the config of a federation: sites bring their own data")
     if "federation" not in values:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.algorithms.base import Context, JobInfo, Sent
+from personafl.algorithms.base import JobInfo, Sent
+from personafl.algorithms.dry_run import blank_context
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
+from personafl.inputs import Shape
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
 from personafl.registry import checked, choose_known
@@ -41,7 +43,7 @@ class JobDescription:
     algorithm, model, local
         As tables of a config. A simulation may have a model and an algorithm of its own, which are not described.
     shape, outputs, classes
-        Of a sample; of a label; None for regression.
+        Of a sample, or of each of its inputs by name; of a label; None for regression.
     clients, groups
         How many there are, and the group of each where they have groups.
     theta0
@@ -58,7 +60,7 @@ class JobDescription:
     algorithm: dict[str, Any]
     model: dict[str, Any]
     local: dict[str, Any]
-    shape: tuple[int, ...]
+    shape: Shape
     outputs: int
     classes: int | None
     clients: int
@@ -175,12 +177,7 @@ def fingerprint(theta: Tensor) -> str:
 
 def upload_of(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
     """Something with the names, types and shapes of what a client with this state sends up; no data is looked at."""
-    one = torch.ones((), dtype=torch.int64)
-
-    def nothing(theta: Tensor) -> State:
-        return {name: torch.zeros(()) for name in ("loss", "correct")}
-
-    ctx = Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+    ctx = blank_context(algorithm, local)
     carry = algorithm.begin(own, sent, ctx)[0]
     up = algorithm.finish(own, {name: value.clone() for name, value in carry.items()}, sent, ctx)[1]
     check_declared(algorithm.name, up, algorithm.uplink)

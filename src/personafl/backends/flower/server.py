@@ -97,7 +97,7 @@ class FlowerClients(Clients):
             seed=self.seed,
             algorithm=self._table,
             model=self._model,
-            local=asdict(self.local),
+            local=self.local.table(),
             shape=shape,
             outputs=classes or self.settings.outputs,
             classes=classes,
