@@ -147,7 +147,7 @@ def test_hazards_by_hand():
 def test_bins_of_hazards_are_quantiles_of_the_training_events():
     y = torch.stack([torch.arange(1.0, 101), torch.ones(100)], 1)
     y[::2, 1] = 0
-    fitted = tasks.Hazard(count=4).fitted(y)
+    fitted = tasks.Hazard(count=4).fitted(lambda: y)
     np.testing.assert_allclose(fitted.bins, np.quantile(np.arange(2, 101, 2), [0.25, 0.5, 0.75, 1]))
 
 
@@ -181,8 +181,8 @@ def test_padding_changes_neither_gradients_nor_evaluations(name):
     long_x, long_y = (torch.cat([v, v[:1].expand(width - n, *v.shape[1:])]) for v in (x, y))
     key = torch.zeros((), dtype=torch.int64)
     plain = Batch(x, y, torch.ones(n), key)
-    # Two clients: one with padding, one that is all padding but for one sample.
-    two = Batch(*(torch.stack([v, v]) for v in (long_x, long_y)), torch.stack([weight, weight]), torch.stack([key, key]))
+    pairs = [torch.stack([v, v]) for v in (long_x, long_y, weight, key)]
+    two = Batch(*pairs)
     theta = made.theta0.expand(2, -1)
     expected = made.gradient(made.theta0, plain)
     torch.testing.assert_close(made.gradient_stacked(theta, two)[0], expected, rtol=1e-4, atol=1e-6)
