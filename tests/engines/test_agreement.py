@@ -36,6 +36,14 @@ MODELS = {
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
     ),
 }
+SHORT = {
+    "persfl": SHORT_GRID,
+    "persfl-gd": SHORT_GRID,
+    "selffl-aug": {"extra_steps": 12},
+    "fedavg-ft": {"fine_tune_steps": 5},
+    "fedprox-ft": {"fine_tune_steps": 5},
+}
+"""Fewer steps where a client takes the same ones again and again."""
 
 
 def federation(clients: int = 7) -> Federation:
@@ -61,7 +69,7 @@ def run(
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    settings = SHORT_GRID if algorithm.startswith("persfl") else {}
+    settings = SHORT.get(algorithm, {})
     runner = Runner(ALGORITHMS[algorithm](**settings), LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(rounds):
         runner.step()
