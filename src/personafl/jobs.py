@@ -150,10 +150,10 @@ def module_task(
 ) -> Task:
     """A module with the task that is named, or else that the federation's labels stand for."""
 
-    def outputs() -> Tensor:
+    def outputs(rows: Tensor) -> Tensor:
         made = Task(module)
         with torch.no_grad():
-            return made.predict(made.theta0, some(federation.x, slice(2)))
+            return made.predict(made.theta0, some(federation.x, rows))
 
     return Task(module, task_for(federation.y, lambda: training_labels(federation), task, loss, metrics, outputs))
 

@@ -24,7 +24,7 @@ from personafl.federation import Federation
 from personafl.files import write_atomically
 from personafl.inputs import Inputs, read_shape
 from personafl.kernels.task import LOSSES, Task
-from personafl.metrics.measures import Measure, measures_in, ranking
+from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.modules import check_fits, how_to_give
@@ -145,11 +145,18 @@ class Run:
 
         The columns of `clients` and the keys of `score` are these names, behind `personal_` and `global_`.
         """
-        known = "metrics" in self.manifest.get("resolved", {})
+        if "metrics" not in self.manifest.get("resolved", {}):
+            return (ACCURACY,) if self._counts_right_answers() else ()
         try:
-            return measures_in(self.manifest, () if known else self.rounds())
+            return measures_in(self.manifest)
         except (ConfigError, ValueError, TypeError) as error:
             raise RunError(f"{self.path}/run.toml: resolved.metrics cannot be read: {error}") from error
+
+    def _counts_right_answers(self) -> bool:
+        try:
+            return "personal_correct" in self.folder.clients().column_names
+        except RunError:  # nothing was evaluated yet
+            return False
 
     @property
     def primary(self) -> Measure:

@@ -135,7 +135,7 @@ class LearningTask(ABC):
         """How many outputs a model by name gets."""
         return classes or int(np.prod(y.shape[1:]))
 
-    def fitted(self, y: Tensor) -> LearningTask:
+    def fitted(self, labels: Callable[[], Tensor]) -> LearningTask:
         """The task with what it takes from the training labels."""
         return self
 
@@ -250,8 +250,8 @@ class OwnTask(LearningTask):
         theirs = {} if self.task is None else {metric.name: metric for metric in self.task.measures}
         return theirs | {metric.name: metric for metric in self.more}
 
-    def fitted(self, y: Tensor) -> LearningTask:
-        return self if self.task is None else replace(self, task=self.task.fitted(y))
+    def fitted(self, labels: Callable[[], Tensor]) -> LearningTask:
+        return self if self.task is None else replace(self, task=self.task.fitted(labels))
 
     def check_labels(self, y: Tensor) -> None:
         if self.task is not None:

@@ -369,6 +369,9 @@ class Multilabel(LearningTask):
     def _f1(self, name: str, title: str, function: Any) -> Metric:
         return Metric(name=name, title=title, function=function, per="sums", parts={"overlaps": _labels}, **_SHARE)
 
+    def outputs(self, y: Tensor, classes: int | None) -> int:
+        return int(np.prod(y.shape[1:]))
+
     def check_labels(self, y: Tensor) -> None:
         if y.dim() != 2 or not bool(((y == 0) | (y == 1)).all()):
             raise DataError(
