@@ -66,6 +66,7 @@ class Run:
         self._module, self._task = module, task
         self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
+        self._told = False  # that nothing was scored
 
     def __repr__(self) -> str:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
@@ -121,8 +122,9 @@ class Run:
         found = _scores(self._evaluation())
         if not found:
             self.folder.clients()  # raises where nothing was evaluated yet
-        if not _on_test_data(found):
+        if not _on_test_data(found) and not self._told:
             log.warning("%s: %s", self.path, _NO_SCORE)
+            self._told = True
         return found
 
     def _evaluation(self) -> dict[str, Any]:
