@@ -166,10 +166,16 @@ def test_nothing_is_overwritten(personafl, config, tmp_path):
     assert personafl("run", config, "--out", folder).returncode == 0
     before = contents(folder)
     for arguments, message in (
-        ((), r"run already holds a run: continue it with resume=True \(--resume on .*another folder with out \(--out\)"),
+        (
+            (),
+            r"run already holds a run: continue it with resume=True \(--resume .* with out \(--out\)",
+        ),
         (("--resume", "-s", "local.lr=0.3"), "holds another run: its local.lr is 0.05, now it is 0.3"),
         (("--resume", "-s", "seed=1"), "holds another run: its seed is 0, now it is 1"),
-        (("--resume", "-s", "algorithm=fedprox"), "holds another run: its algorithm.name is 'fedavg', now it is 'fedprox'"),
+        (
+            ("--resume", "-s", "algorithm=fedprox"),
+            "its algorithm.name is 'fedavg', now it is 'fedprox'",
+        ),
         (("--resume", "-s", "rounds=2"), "has 4 rounds already, more than the 2 asked for"),
     ):
         assert_refused(personafl("run", config, "--out", folder, *arguments), message)
@@ -244,7 +250,7 @@ def test_a_full_disk_is_said_and_resumed_from(personafl, small_disk, config, tmp
         done = shell(*command)
         if done.returncode == 0:
             break
-        assert_refused(done, r"failed: No space left on device; free some space, then continue with resume=True \(--resume")
+        assert_refused(done, r"failed: No space left on device; free some space, then continue with resume=True")
         stuck.add(re.search(r"/disk/run/([\w.]+)", done.stderr)[1])
         (seen / "filler").unlink()
         done = shell(*command, "--resume")
