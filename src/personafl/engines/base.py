@@ -24,6 +24,7 @@ from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.inputs import Inputs, each_input, some, tensors
+from personafl.kernels.statistics import Moments, by_layer
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
 from personafl.states import Ints, State, each, joined
@@ -144,23 +145,65 @@ class Engine(ABC):
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         """What the model puts out for every sample of a split, client after client; `theta` as in `evaluate`."""
 
-    def evaluate_held_back(self, theta: Tensor, ids: Ints) -> dict[str, NDArray[np.float64]]:
-        """As `evaluate`, on the validation samples that algorithms do not see; `n` says how many each client has."""
-        sizes, starts = self.federation.sizes("val")[ids], self.federation.starts("val")[ids]
-        owner = np.repeat(np.arange(len(ids)), sizes)
-        index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
-        held = self._held_back(ids)
-        owner = owner[held]
-        out = {"n": np.bincount(owner, minlength=len(ids)).astype(np.float64)}
-        outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
-        y = self.federation.y[torch.from_numpy(index[held])]
-        for name, function in self._measures().items():
-            values = function(outputs, y).double().numpy() if len(owner) else np.zeros(0)
-            out[name] = np.bincount(owner, values, len(ids)).astype(np.float64)
+    # --- statistics of batch normalization -----------------------------------------------------------------
+
+    def with_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """Models (K, P), or one (P,), for use by these clients: each with the statistics of its own training data.
+
+        As they are where the model keeps no statistics, or has them already.
+        """
+        if not self.task.lacks_statistics(theta):
+            return theta
+        theta = theta.expand(len(ids), -1) if theta.dim() == 1 else theta
+        large = self.federation.sizes("train")[ids] > self._samples_at_once()
+        out = theta.new_empty(len(ids), self.task.full_size)
+        out[:, : self.task.size] = theta
+        with torch.no_grad():
+            if not large.all():
+                at = torch.from_numpy(np.flatnonzero(~large)).to(theta.device)
+                out[at, self.task.size :] = self._own_statistics(theta[at], ids[~large])
+            for k in np.flatnonzero(large):
+                out[k] = self.with_pooled_statistics(theta[k], ids[k : k + 1])
         return out
 
-    def _measures(self) -> dict[str, Objective]:
-        """What is measured of every sample."""
+    def with_pooled_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """One model (P,) for use, with the statistics of all training data of these clients together: (P + S,)."""
+        if not self.task.lacks_statistics(theta):
+            return theta
+        samples = int(self.federation.sizes("train")[ids].sum())
+        with torch.no_grad():
+            if 0 < samples <= self._samples_at_once():
+                x, _ = self._gather(torch.from_numpy(self._index(ids, "train")))
+                found = self.task.statistics(theta, x, torch.ones(samples, device=theta.device))
+            else:
+                found = self.task.running(by_layer(lambda known: self.moments(theta, ids, known)))
+        return torch.cat([theta, found.to(theta.device)])
+
+    def moments(self, theta: Tensor, ids: Ints, known: Sequence[Moments]) -> Moments | None:
+        """What one call of a layer sees of all training data of these clients; see `Task.moments`."""
+        index = torch.from_numpy(self._index(ids, "train"))
+        with torch.no_grad():
+            parts = [self.task.moments(theta, self._gather(p)[0], known) for p in index.split(self._samples_at_once())]
+        found = [part for part in parts if part is not None]
+        return Moments.merged(found) if found else None
+
+    @abstractmethod
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """(K, S) of clients whose data goes through the model at once."""
+
+    def _samples_at_once(self) -> int:
+        return max(1, self.memory * 2**20 // self._bytes_per_client(1, 0))
+
+    def _index(self, ids: Ints, split: Split) -> Ints:
+        """The samples of these clients, client after client."""
+        sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
+        index: Ints = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        return index
+
+    # --- measures ------------------------------------------------------------------------------------------
+
+    def summed(self) -> dict[str, Objective]:
+        """What is summed over samples."""
         return {"loss": self.task.objective, **self.task.metrics}
 
     @abstractmethod
@@ -256,10 +299,11 @@ class Engine(ABC):
         if share is None:
             return batch
         weight = batch.weight.clone()
-        weight[weight > 0] = torch.from_numpy(~self._held_back(ids)).to(weight)
+        weight[weight > 0] = torch.from_numpy(~self.held_back_samples(ids)).to(weight)
         return Batch(batch.x, batch.y, weight, batch.key)
 
-    def _held_back(self, ids: Ints) -> NDArray[np.bool_]:
+    def held_back_samples(self, ids: Ints) -> NDArray[np.bool_]:
+        """Which of these clients' validation samples algorithms do not see."""
         share = self.local.held_back
         assert share is not None
         return held_back(self.federation.keys[ids], self.federation.sizes("val")[ids], share, self.seed)

@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.engines.base import torch_threads
 from personafl.errors import RunError, TrainingFailed
+from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.states import Ints, State
@@ -50,6 +52,7 @@ class Runner:
         self.clients, self.schedule = clients, schedule
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
         self.theta0 = clients.task.theta0.to(clients.device)
+        self._made: tuple[int, Tensor | None] | None = None
         count = len(clients.client_index)
         self.round = 0
         self.server = algorithm.new_server(self.theta0, count)
@@ -213,7 +216,11 @@ class Runner:
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
         stopped = {"stopped": self.stopped} if self.stopped else {}
-        return summary(table) | ({"evaluation_gradients": prepared} if prepared else {}) | stopped
+        return (
+            summary(table, self.clients.task.kind.measures)
+            | ({"evaluation_gradients": prepared} if prepared else {})
+            | stopped
+        )
 
     def _measured(self, last: bool) -> tuple[pa.Table, int]:
         """The rows of an evaluation, and the gradients that were computed for it."""
@@ -226,8 +233,8 @@ class Runner:
     def _stops_early(self, table: pa.Table) -> bool:
         if self.schedule.patience is None:
             return False
-        self._scores.append({"round": self.round, **summary(table)})
-        self.stopped = why_stop(self.schedule, self._scores)
+        self._scores.append({"round": self.round, **summary(table, self.clients.task.kind.measures)})
+        self.stopped = why_stop(self.schedule, ranking(self.clients.task.kind.measures), self._scores)
         if self.stopped:
             log.info("round %d: the run ends here, because %s", self.round, self.stopped)
         return bool(self.stopped)
@@ -241,12 +248,18 @@ class Runner:
         def send(ids: Ints) -> Sent:
             return sent_for_evaluation(self.algorithm, self.server, torch.from_numpy(ids))
 
-        common = self.algorithm.global_model(self.server)
-        return ServerSnapshot(self.round, last, send, common, self.theta0, self._models_kept())
+        return ServerSnapshot(self.round, last, send, self._common(), self.theta0, self._models_kept())
+
+    def _common(self) -> Tensor | None:
+        """The model that serves everybody, for use; made once a round, because its statistics take all data."""
+        if self._made is None or self._made[0] != self.round:
+            theta = self.algorithm.global_model(self.server)
+            self._made = self.round, None if theta is None else self.clients.with_statistics(theta)
+        return self._made[1]
 
     def _models_kept(self) -> NDArray[np.bool_]:
         """Whose personalized models are written: everybody's, or those of clients that were ever active."""
-        fits = len(self.active) * self.clients.task.size * 4 <= self.schedule.models_mb * 2**20
+        fits = len(self.active) * self.clients.task.full_size * 4 <= self.schedule.models_mb * 2**20
         return np.ones(len(self.active), np.bool_) if fits else self.active > 0
 
     # --- what is kept --------------------------------------------------------------------------------------
@@ -289,7 +302,7 @@ class Runner:
         self.traffic = {name: int(found.values[name]) for name in self.traffic}
 
     def _write_models(self) -> None:
-        common = self.algorithm.global_model(self.server)
+        common = self._common()
         if common is not None:
             self.folder.write_models("global", self.clients.task.state_dict(common.cpu()), {"format": "pt"})
         self.clients.write(self.folder, self.snapshot(last=True), self._evaluated())
