@@ -77,7 +77,8 @@ class Run:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
-        score = ", ".join(f"{key} {value:.4g}" for key, value in _on_test_data(self._scores(last)).items())
+        shown = [f"{who}_{name}" for who in ("personal", "global") for name in (self.measures[0].name, "loss")]
+        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if key in last)
         score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
