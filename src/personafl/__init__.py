@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
     from personafl.training.events import Listener
+    from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
 
 _HOMES = {
@@ -71,6 +72,7 @@ _HOMES = {
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
     "training.events": "Listener",
+    "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
@@ -104,9 +106,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
-    "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
+    "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
     "Listener", "Local", "MLflow", "Mean", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy",
     "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task",
-    "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "load", "load_run", "metrics", "partition",
+    "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "explain", "load", "load_run", "metrics", "partition",
     "train",
 ]  # fmt: skip

@@ -103,7 +103,7 @@ def compare(
     5
     """
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
-    check_settings(schedule, local, engine, 0, metrics, settings)
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
     if not callable(federation):
         check_federation(federation)
     schedule, engine = with_settings(schedule, engine, settings)

@@ -157,6 +157,8 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 def parse(values: Mapping[str, Any]) -> Config:
     """Check TOML tables and make a Config of them; an unknown key is an error that suggests the nearest known one."""
     for key in values:
+        if key in (f.name for f in fields(Local)):
+            raise ConfigError(f"unknown key {key!r} (did you mean 'local.{key}'?): it belongs into the table [local]")
         require_known_key("", key, (*_TOP, *_TABLES))
     tables = {key: _table(values, key) for key in _TABLES}
     if isinstance(values.get("engine"), str):

@@ -17,10 +17,12 @@ from personafl.config import Config
 from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
+from personafl.inputs import dtype_of, shape_of, written_shape
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
 from personafl.registry import described
+from personafl.runs.modules import called
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
@@ -28,7 +30,9 @@ from personafl.training.arguments import (
     algorithm_of,
     check_federation,
     check_keys,
+    check_listeners,
     check_model,
+    check_seed,
     check_settings,
     features_hint,
 )
@@ -107,7 +111,9 @@ def train(
     """
     check_federation(federation)
     check_model(model)
-    check_settings(schedule, local, engine, seed, metrics, settings)
+    check_seed(seed)
+    check_listeners(listeners)
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
     schedule, chosen = with_settings(schedule, engine, settings)
     for note in federation.notes:
         log.warning("%s", note)
@@ -166,14 +172,14 @@ def train_config(
 
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
-    model = config.model or default_model(federation.x.shape[1:])
+    model = config.model or default_model(shape_of(federation.x))
     parts = {"data": config.data, "partition": config.partition, "model": model}
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
     if config.splitting != "random":
         tables["splitting"] = config.splitting
-    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
+    module = initialize(model, shape_of(federation.x), federation.outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
@@ -237,11 +243,13 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "clients": len(federation),
         "classes": federation.classes,
         "labels": federation.class_names,
-        "input_shape": list(federation.x.shape[1:]),
-        "input_dtype": str(federation.x.dtype).removeprefix("torch."),
+        "input_shape": written_shape(shape_of(federation.x)),
+        "input_dtype": dtype_of(federation.x),
         "outputs": federation.outputs,
         "fingerprint": federation.fingerprint,
     }
+    if "name" not in job.tables.get("model", {}):
+        resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

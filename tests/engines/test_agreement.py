@@ -52,14 +52,16 @@ def federation(clients: int = 7) -> Federation:
     return Federation.from_clients(data, classes=4)
 
 
-def run(engine: str, algorithm: str, model: str, folder, local: Local, activity: float, memory: int = 1024) -> Runner:
+def run(
+    engine: str, algorithm: str, model: str, folder, local: Local, activity: float, memory: int = 1024, **settings
+) -> Runner:
     torch.manual_seed(0)
     threads = 3 if engine == "threaded" else 1
     made = ENGINES[engine](Task(MODELS[model]()), federation(), local, seed=5, memory=memory, threads=threads)
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    settings = SHORT_GRID if algorithm.startswith("persfl") else {}
+    settings |= SHORT_GRID if algorithm.startswith("persfl") else {}
     runner = Runner(ALGORITHMS[algorithm](**settings), LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(4):
         runner.step()

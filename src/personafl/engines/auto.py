@@ -68,7 +68,7 @@ def make_engine(
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
     with torch_threads(1):  # on a busy machine, threads that wait for each other take seconds
         task.check(x, y)
-        why_not = task.unstackable(x, y) if name in ("stacked", "threaded") else None
+        why_not = task.unstackable(some_samples(federation, device), y) if name in ("stacked", "threaded") else None
     if why_not is not None:
         raise ModelError(
             f"{type(task.template).__name__} cannot run on the {name} engine ({why_not}): use engine = 'loop'"
@@ -84,7 +84,17 @@ def make_engine(
 
 
 def _two_samples(federation: Federation, device: str) -> tuple[Inputs, Tensor]:
-    return each_input(lambda part: part[:2].to(device), federation.x), federation.y[:2].to(device)
+    """One of them with the largest label: a model may have too few outputs for that one."""
+    y = federation.y
+    largest = int(y.flatten(1).amax(1).argmax() if y.dim() > 1 else y.argmax())
+    which = torch.tensor(sorted({0, largest or min(1, len(y) - 1)}))
+    return each_input(lambda part: part[which].to(device), federation.x), y[which].to(device)
+
+
+def some_samples(federation: Federation, device: str) -> Inputs:
+    """A few that differ, from all over the data: what mixes samples is seen where they do."""
+    at = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, 9).astype(np.int64)))
+    return each_input(lambda part: part.index_select(0, at).to(device), federation.x)
 
 
 def trials(
@@ -103,9 +113,7 @@ def trials(
     @cache
     def why_not() -> str | None:
         with torch_threads(1):
-            return task.unstackable(
-                each_input(lambda part: part[:2].to(device), federation.x), federation.y[:2].to(device)
-            )
+            return task.unstackable(some_samples(federation, device), federation.y[:2].to(device))
 
     def stack() -> None:
         if why_not() is not None:

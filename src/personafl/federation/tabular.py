@@ -169,7 +169,7 @@ class Rows:
             notes=tuple(notes),
             scanned=self.fill is not None,
         )
-        made = made if self.fill is None else filled(made, self.fill)
+        made = made if self.fill is None else filled(made, {"": self.fill})
         return made.standardized() if normalize == "standard" else made
 
     def _kept(self, kept: NDArray[np.bool_], notes: Sequence[str]) -> Rows:
@@ -323,6 +323,8 @@ def _check_columns(table: Table, columns: Columns, features: Sequence[str]) -> N
     uses += [("features", name) for name in features] + [("categorical", name) for name in columns.categorical]
     seen: dict[str, str] = {}
     for role, name in uses:
+        if not isinstance(name, str):
+            raise ConfigError(f"{role} = {name!r}: columns have names, such as {names[0]!r}")
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""

@@ -22,6 +22,9 @@ from personafl.kernels.frame import NoRows as NoRows
 from personafl.kernels.linear import linear
 from personafl.kernels.statistics import Moments
 
+FEW_CHANNELS, MANY_CHANNELS = 16, 32
+"""Up to so many channels windows are faster along one axis, and clients as groups faster in images."""
+
 
 class ByClient(nn.Module):
     """What these layers have in common."""
@@ -191,12 +194,43 @@ def _one_by_one(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias
     return torch.cat([function(*own) for own in zip(x.unbind(0), weight.unbind(0), biases, strict=True)])
 
 
+def _grouped(layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """All clients as the groups of one convolution; `x` is (K, B, …), the result (K·B, …)."""
+    function: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 4]
+    bias = None if bias is None else bias.flatten()
+    rows, groups = x.transpose(0, 1).flatten(1, 2), layer.groups * len(x)
+    out = function(rows, weight.flatten(0, 1), bias, layer.stride, layer.padding, layer.dilation, groups)
+    return out.unflatten(1, (len(x), -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _windows(layer: nn.Conv1d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution along one axis as the product of weights and windows; `x` is (K, B, …), the result (K·B, …)."""
+    padding = layer.padding[0] if layer.padding != "valid" else 0
+    padded = F.pad(x, (padding, padding)) if padding else x
+    windows = padded.unfold(3, layer.kernel_size[0], layer.stride[0]).permute(0, 2, 4, 1, 3)
+    products = torch.bmm(weight.flatten(2), windows.reshape(len(x), weight[0, 0].numel(), -1))
+    products = products if bias is None else products + bias.unsqueeze(2)
+    return products.unflatten(2, (x.shape[1], -1)).transpose(1, 2).flatten(0, 1)
+
+
 class Convolution(ByClient, _ConvNd):
+    """The fastest of four ways, measured on a CPU with 10 and 32 clients and samples."""
+
     def forward(self, input: Tensor) -> Tensor:
         x = self._apart(input)
-        if type(self) is Conv2d and convolution.narrow(self):
+        if self.padding_mode != "zeros":
+            return _one_by_one(self._conv_forward, x, self.weight, self.bias)
+        if isinstance(self, nn.Conv2d) and convolution.narrow(self):
             return convolution.convolution(self, x, self.weight, self.bias).flatten(0, 1)
+        if isinstance(self, nn.Conv1d) and self._narrow():
+            return _windows(self, x, self.weight, self.bias)
+        if isinstance(self, nn.Conv1d) or self.groups > 1 or self.in_channels <= MANY_CHANNELS:
+            return _grouped(self, x, self.weight, self.bias)
         return _one_by_one(self._conv_forward, x, self.weight, self.bias)
+
+    def _narrow(self) -> bool:
+        plain = self.groups == 1 and self.padding != "same" and self.dilation == (1,)
+        return plain and self.in_channels <= FEW_CHANNELS
 
 
 class Conv1d(Convolution, nn.Conv1d): ...

@@ -12,78 +12,106 @@ from torch.nn.utils.rnn import PackedSequence
 
 from personafl.kernels.by_client import ByClient, NoRows, linear_rows
 from personafl.kernels.linear import linear
-from personafl.kernels.recurrent import WIDE, lstm_steps
+from personafl.kernels.recurrent import WIDE, gru_steps, lstm_steps, rnn_steps
 
 States = Tensor | tuple[Tensor, ...] | None
 
 
 class Recurrent(ByClient, nn.RNNBase):
-    """An LSTM, GRU or RNN: torch's own, client after client, but for narrow LSTMs from their usual beginning."""
+    """An LSTM, GRU or RNN.
 
-    def forward(self, input: Tensor, hx: States = None) -> tuple[Tensor, Any]:  # type: ignore[override]
+    Narrow ones are batched products of all clients at each step. Wide ones, and those that begin with a state of their
+    own, are torch's, client after client.
+    """
+
+    def forward(self, input: Tensor, hx: States = None) -> tuple[Tensor, Any]:
         if isinstance(input, PackedSequence):
             raise NoRows(f"layer {self.path!r} takes a packed sequence")
-        rows, dropout = 0 if self.batch_first else 1, self.dropout if self.training and self.num_layers > 1 else 0.0
-        if self.mode == "LSTM" and not dropout and hx is None and self.hidden_size < WIDE and self.proj_size == 0:
-            return self._narrow_lstm(input, rows)
-        clients = self._clients()
-        inputs = input.unflatten(rows, (clients, -1)).unbind(rows)
-        states = self._states(inputs[0], hx)
-        weights = zip(*(getattr(self, name).unbind(0) for name in self._flat_weights_names), strict=True)
-        settings = (self.bias, self.num_layers, dropout, self.training, self.bidirectional, self.batch_first)
-        function = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
-        found = [
-            function[self.mode](own, state, list(flat), *settings)
-            for _, own, state, flat in zip(self.frame.each_client(), inputs, states, weights, strict=True)
-        ]
-        outputs, *last = zip(*found, strict=True)
-        ends = tuple(torch.cat(parts, 1) for parts in last)
-        return torch.cat(outputs, rows), ends if self.mode == "LSTM" else ends[0]
-
-    def _states(self, one: Tensor, hx: States) -> list[Any]:
-        """What each client begins with."""
-        clients, samples = self._clients(), one.shape[0 if self.batch_first else 1]
-        layers = self.num_layers * (2 if self.bidirectional else 1)
-        if hx is None:
-            zeros = one.new_zeros(layers, samples, self.hidden_size)
-            if self.mode != "LSTM":
-                return [zeros] * clients
-            first = one.new_zeros(layers, samples, self.proj_size) if self.proj_size else zeros
-            return [(first, zeros)] * clients
-        if isinstance(hx, Tensor):
-            return list(hx.unflatten(1, (clients, -1)).unbind(1))
-        parts = [part.unflatten(1, (clients, -1)).unbind(1) for part in hx]
-        return list(zip(*parts, strict=True))
-
-    def _narrow_lstm(self, input: Tensor, rows: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        clients = self._clients()
-        x = input.unflatten(rows, (clients, -1)).movedim(rows, 0)
+        rows, layers = 0 if self.batch_first else 1, range(self.num_layers)
+        x = input.unflatten(rows, (self._clients(), -1)).movedim(rows, 0)
         x = x.transpose(1, 2) if self.batch_first else x  # (K, T, B, features)
-        hidden, memory = [], []
-        for layer in range(self.num_layers):
-            directions = [self._direction(x, layer, backwards) for backwards in range(2 if self.bidirectional else 1)]
-            x = torch.cat([outputs for outputs, _, _ in directions], -1)
-            hidden += [h for _, h, _ in directions]
-            memory += [c for _, _, c in directions]
+        narrow = hx is None and self.hidden_size < WIDE and self.proj_size == 0
+        drops = self.training and self.dropout > 0
+        if narrow or drops:
+            ends = []
+            for layer in layers:
+                if layer > 0 and drops:
+                    x = self._dropped(x)
+                x, *end = self._narrow(x, layer) if narrow else self._wide(x, [layer], hx)
+                ends.append(end)
+            states = [torch.cat(parts) for parts in zip(*ends, strict=True)]
+        else:
+            x, *states = self._wide(x, list(layers), hx)
         out = x.transpose(1, 2) if self.batch_first else x
-        outputs = out.movedim(0, rows).flatten(rows, rows + 1)
-        h, c = (torch.stack([part.flatten(0, 1) for part in parts]) for parts in (hidden, memory))
-        return outputs, (h, c)
+        out = out.movedim(0, rows).flatten(rows, rows + 1)
+        return out, tuple(states) if self.mode == "LSTM" else states[0]
 
-    def _direction(self, x: Tensor, layer: int, backwards: int) -> tuple[Tensor, Tensor, Tensor]:
-        suffix = f"_l{layer}{'_reverse' * backwards}"
-        w_ih, w_hh = getattr(self, f"weight_ih{suffix}"), getattr(self, f"weight_hh{suffix}")
-        bias = getattr(self, f"bias_ih{suffix}") + getattr(self, f"bias_hh{suffix}") if self.bias else None
+    def _dropped(self, x: Tensor) -> Tensor:
+        """Dropout between layers, on (T, K·B, features) as torch has it, so that a draw falls on the same places."""
+        rows = F.dropout(x.transpose(0, 1).flatten(1, 2), self.dropout)
+        return rows.unflatten(1, (len(x), -1)).transpose(0, 1)
+
+    # --- all clients at each step ----------------------------------------------------------------------------
+
+    def _narrow(self, x: Tensor, layer: int) -> list[Tensor]:
+        """Outputs (K, T, B, …) of one layer, and its last states (directions, K·B, hidden)."""
+        directions = [self._direction(x, layer, backwards) for backwards in range(1 + self.bidirectional)]
+        outputs, *ends = zip(*directions, strict=True)
+        return [torch.cat(outputs, -1), *(torch.stack(parts).flatten(1, 2) for parts in ends)]
+
+    def _direction(self, x: Tensor, layer: int, backwards: int) -> tuple[Tensor, ...]:
+        w_ih, w_hh, *biases = self._weights(layer, backwards)
+        b_ih, b_hh = biases if biases else (None, None)
+        if b_ih is not None and self.mode != "GRU":
+            b_ih = b_ih + b_hh
         x = x.flip(1) if backwards else x
-        inputs = linear(x.flatten(1, 2), w_ih, bias).unflatten(1, x.shape[1:3])
-        outputs, memory = lstm_steps(inputs, w_hh)
-        return outputs.flip(1) if backwards else outputs, outputs[:, -1], memory
+        inputs = linear(x.flatten(1, 2), w_ih, b_ih).unflatten(1, x.shape[1:3])
+        if self.mode == "LSTM":
+            outputs, *memory = lstm_steps(inputs, w_hh)
+        else:
+            memory = []
+            outputs = gru_steps(inputs, w_hh, b_hh) if self.mode == "GRU" else rnn_steps(inputs, w_hh, self._squash())
+        return outputs.flip(1) if backwards else outputs, outputs[:, -1], *memory
+
+    def _weights(self, layer: int, backwards: int) -> list[Tensor]:
+        kinds = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if self.bias else [])]
+        kinds += ["weight_hr"] if self.proj_size else []
+        return [getattr(self, f"{kind}_l{layer}{'_reverse' * backwards}") for kind in kinds]
+
+    def _squash(self) -> str:
+        return "tanh" if self.mode == "RNN_TANH" else "relu"
+
+    # --- torch's own, client after client --------------------------------------------------------------------
+
+    def _wide(self, x: Tensor, layers: list[int], hx: States) -> list[Tensor]:
+        """Outputs (K, T, B, …) of some layers, and their last states (layers · directions, K·B, hidden)."""
+        directions = 1 + self.bidirectional
+        flat = [w for layer in layers for backwards in range(directions) for w in self._weights(layer, backwards)]
+        weights = zip(*(weight.unbind(0) for weight in flat), strict=True)
+        states = self._states(x, slice(directions * layers[0], directions * (layers[-1] + 1)), hx)
+        settings = (self.bias, len(layers), 0.0, self.training, self.bidirectional, False)
+        function: Any = getattr(torch, self.mode.lower())
+        clients = zip(x.unbind(0), states, weights, strict=True)
+        outputs, *ends = zip(*(function(own, h, list(w), *settings) for own, h, w in clients), strict=True)
+        return [torch.stack(outputs), *(torch.cat(parts, 1) for parts in ends)]
+
+    def _states(self, x: Tensor, which: slice, hx: States) -> list[Any]:
+        """What some layers of each client begin with."""
+        if hx is None:
+            layers = len(range(*which.indices(self.num_layers * (1 + self.bidirectional))))
+            memory = x.new_zeros(layers, x.shape[2], self.hidden_size)
+            first = x.new_zeros(layers, x.shape[2], self.proj_size) if self.proj_size else memory
+            return [(first, memory) if self.mode == "LSTM" else first] * len(x)
+        if isinstance(hx, Tensor):
+            return list(hx[which].unflatten(1, (len(x), -1)).unbind(1))
+        parts = [part[which].unflatten(1, (len(x), -1)).unbind(1) for part in hx]
+        return list(zip(*parts, strict=True))
 
 
 class MultiheadAttention(ByClient, nn.MultiheadAttention):
     """The projections by client; attention itself sees K·B rows."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Tensor,
         key: Tensor,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ class Frame:
     """
 
     def __init__(self) -> None:
-        self.axes: dict[str, int | None] = {}
+        self.axes: dict[str, Any] = {}
         # Whether the model draws random numbers other than by nn.Dropout, in training (True) and in use (False).
         self.draws: dict[bool, bool] = {}
         self.enter(None, None)
@@ -36,7 +36,7 @@ class Frame:
         fixed: bool = False, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self.key, self.weight, self._calls, self.clients, self.rows = key, weight, 0, clients, rows
-        self.fixed, self.recorder = fixed, recorder
+        self.fixed, self.recorder, self._operations = fixed, recorder, 0
 
     def randomness(self, training: bool) -> Literal["error", "different"]:
         """What vmap is to do about draws: clients differ, where `randomness.py` takes care of them."""
@@ -50,9 +50,23 @@ class Frame:
         """Along which axis of its input a layer sees the rows of K clients; None where it sees something else."""
         path: str = layer.path  # type: ignore[assignment]
         if path not in self.axes:
-            fits = [axis for axis in range(min(2, x.dim())) if x.shape[axis] % self.rows == 0]
-            self.axes[path] = fits[0] if fits else None
-        return self.axes[path]
+            self.axes[path] = self.rows_of(x)
+        axis: int | None = self.axes[path]
+        return axis
+
+    def axes_of(self, operation: str, inputs: Sequence[Any]) -> list[int | None]:
+        """The same of all inputs of an operation that is no layer: known by its number in the pass."""
+        self._operations += 1
+        name = f"{'use' if self.key is None else 'training'} {self._operations} {operation}"
+        if name not in self.axes:
+            self.axes[name] = [self.rows_of(value) for value in inputs]
+        axes: list[int | None] = self.axes[name]
+        return axes
+
+    def rows_of(self, value: Any) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        return next((axis for axis in range(min(2, value.dim())) if value.shape[axis] % self.rows == 0), None)
 
     def each_client(self) -> Iterator[int]:
         """Within a pass for K clients, one after another, each as if it were alone: their numbers."""

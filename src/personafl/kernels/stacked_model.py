@@ -25,6 +25,7 @@ from personafl.inputs import Inputs, each_input
 from personafl.kernels import by_client, by_client_sequences
 from personafl.kernels.batch_norm import WeightedBatchNorm, keeps_statistics
 from personafl.kernels.by_client import ByClient, NoRows
+from personafl.kernels.client_tensor import ClientTensor
 from personafl.kernels.frame import Frame
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws
@@ -57,8 +58,14 @@ KINDS: dict[type[nn.Module], type[ByClient]] = {
 }
 
 
-class Unstackable(Exception):
-    """A module cannot be run this way; the text says why."""
+Plan = Literal["rows", "tensors", "loops"]
+"""What becomes of parameters outside of layers of a known kind, the fastest first.
+
+`rows`: one with a first axis of 1, such as a class token (1, 1, D), gets a row for each sample, which `expand` and `+`
+take as they are; others are a `ClientTensor`, and layers of other kinds are mapped. `tensors`: all of them are. `loops`:
+the same, and layers of other kinds are looped.
+"""
+PLANS: tuple[Plan, ...] = ("rows", "tensors", "loops")
 
 
 class StackedModel:
@@ -70,8 +77,8 @@ class StackedModel:
         With the replacements of `layers.py` in place.
     frame
         The frame of these.
-    unknown
-        What becomes of layers of kinds that are not known: `mapped` or `looped`.
+    plan
+        What becomes of parameters that are not in a layer of a known kind: see `Plan`.
     training
         Whether clients train with it.
 
@@ -83,16 +90,14 @@ class StackedModel:
         Whether a pass can write down what batch normalization sees.
     """
 
-    def __init__(
-        self, module: nn.Module, frame: Frame, unknown: Literal["mapped", "looped"] = "mapped", training: bool = True
-    ) -> None:
+    def __init__(self, module: nn.Module, frame: Frame, plan: Plan = "rows", training: bool = True) -> None:
         shared = [frame, *module.buffers(), *module.parameters()]
         self.module = copy.deepcopy(module, {id(thing): thing for thing in shared})
         self.frame, self.training = frame, training
         self.ways: dict[str, Way] = {}
-        self._unknown = unknown
+        self._plan = plan
         self._whole: dict[str, nn.Module] = {}
-        self._raw: set[str] = set()
+        self._raw: dict[str, bool] = {}
         self._visit(self.module, "")
         self._statistics = {
             f"{path}.{name}".lstrip("."): (layer, name)
@@ -113,6 +118,11 @@ class StackedModel:
                     self._owners.setdefault(names[id(parameter)], []).append((owner, attribute))
                 elif self._by_client(name):
                     self._constants.append((owner, attribute, parameter.detach()))
+
+    @property
+    def outside_layers(self) -> bool:
+        """Whether another plan would differ."""
+        return bool(self._raw) or bool({"mapped", "looped"} & set(self.ways.values()))
 
     # --- which layers -----------------------------------------------------------------------------------------
 
@@ -136,12 +146,11 @@ class StackedModel:
             self._unit(layer, path)
             return
         for name in own:
-            parameter = layer.get_parameter(name)
-            if parameter.dim() == 0 or parameter.shape[0] != 1:
-                where = f"{path}.{name}".strip(".")
-                raise Unstackable(f"parameter {where!r} of shape {tuple(parameter.shape)} is used outside of a layer")
-            self._raw.add(f"{path}.{name}".strip("."))
-            self.ways[f"{path}.{name}".strip(".")] = "stacked"
+            where = f"{path}.{name}".strip(".")
+            shape = layer.get_parameter(name).shape
+            in_rows = self._plan == "rows" and len(shape) > 0 and shape[0] == 1
+            self._raw[where] = in_rows
+            self.ways[where] = "stacked" if in_rows else "mapped"
         _without_fast_path(layer)
         for name, child in layer.named_children():
             if not hasattr(child, "path"):
@@ -161,10 +170,10 @@ class StackedModel:
 
     def _unit(self, layer: nn.Module, path: str) -> None:
         """A layer of another kind, computed by vmap or client after client on its own."""
-        self.ways[path] = self._unknown
+        self.ways[path] = "looped" if self._plan == "loops" else "mapped"
         self._whole[path] = layer
         forward = layer.forward
-        function = _mapped if self._unknown == "mapped" else _looped
+        function = _looped if self._plan == "loops" else _mapped
         layer.forward = partial(function, self, layer, forward)
 
     def _by_client(self, name: str) -> bool:
@@ -199,7 +208,7 @@ class StackedModel:
                 put(owner._buffers, attribute, value)
                 continue
             if name in self._raw:
-                value = value.expand(-1, samples, *value.shape[2:]).flatten(0, 1)
+                value = self._outside_layers(name, value, samples)
             for owner, attribute in self._owners[name]:
                 put(owner._parameters, attribute, value)
         for owner, attribute, constant in self._constants:
@@ -209,6 +218,12 @@ class StackedModel:
         finally:
             for tensors, attribute, value in before:
                 tensors[attribute] = value
+
+    def _outside_layers(self, name: str, value: Tensor, samples: int) -> Tensor:
+        """A parameter that the module's own code uses."""
+        if self._raw[name]:
+            return value.expand(-1, samples, *value.shape[2:]).flatten(0, 1)
+        return ClientTensor.of(value, self.frame)
 
 
 def _kind(layer: nn.Module) -> type[ByClient] | None:

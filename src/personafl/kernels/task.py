@@ -24,7 +24,7 @@ from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
-from personafl.kernels.stacked_model import StackedModel
+from personafl.kernels.stacked_model import Plan, StackedModel
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
 
@@ -155,8 +155,8 @@ class Task:
         if self._together is not None:
             other.frame.axes = self.frame.axes
             known = self._together
-            models = other.stacked_models(known.unknown) if known.models else {}
-            other._together = Together(known.way, known.reasons, models, known.unknown)
+            models = other.stacked_models(known.plan) if known.models else {}
+            other._together = Together(known.way, known.reasons, models, known.plan)
         return other
 
     @property
@@ -419,19 +419,24 @@ class Task:
 
     def unstackable(self, x: Inputs, y: Tensor) -> str | None:
         """Why this model cannot run on the stacked engine (tried on a few samples), or None if it can."""
-        if self._is_native(x):
-            return None
-        if self._together is None:
-            self._together = together.find(self, self.theta0.to(y.device), x)
-        return self._together.reason if self._together.way == "looped" else None
+        way = self.way(x)
+        return way.reason if way.way == "looped" else None
 
     def together(self, x: Inputs) -> Together:
         """How K clients are computed at once; found out on some of their samples (K, B, …) at the first call."""
+        way = self._together or self.way(each_input(lambda part: part.flatten(0, 1)[:9], x))
+        if way.way == "looped":
+            raise ModelError(f"{type(self.template).__name__} cannot run for clients at once: {way.reason}")
+        return way
+
+    def way(self, x: Inputs) -> Together:
+        """How K clients are computed at once, and why; found out on samples (n, …) at the first call."""
+        if self._is_native(x):
+            return Together("stacked")
         if self._together is None:
-            samples = each_input(lambda part: part.flatten(0, 1)[:9], x)
-            self._together = together.find(self, self.theta0.to(tensors(x)[0].device), samples)
-        if self._together.way == "looped":
-            raise ModelError(f"{type(self.template).__name__} cannot run for clients at once: {self._together.reason}")
+            device = tensors(x)[0].device
+            theta0, statistics = self.theta0.to(device), [value.flatten().to(device) for value in self._running0]
+            self._together = together.find(self, theta0, torch.cat([theta0[:0], *statistics]), x)
         return self._together
 
     # --- for `together` ----------------------------------------------------------------------------------------
@@ -442,10 +447,10 @@ class Task:
         """Outputs of one client whose parameters are apart."""
         return self._forward(self._training if training else self._inference, dict(params), x, key, weight)
 
-    def stacked_models(self, unknown: Literal["mapped", "looped"]) -> dict[bool, StackedModel]:
+    def stacked_models(self, plan: Plan) -> dict[bool, StackedModel]:
         """The model for K clients in training (True) and in use (False)."""
         return {
-            mode: StackedModel(m, self.frame, unknown, mode)
+            mode: StackedModel(m, self.frame, plan, mode)
             for mode, m in ((True, self._training), (False, self._inference))
         }
 

@@ -22,14 +22,14 @@ from torch.func import vmap
 
 from personafl.inputs import Inputs, each_input, length, some, tensors
 from personafl.kernels.frame import Frame
-from personafl.kernels.stacked_model import StackedModel
+from personafl.kernels.stacked_model import PLANS, Plan, StackedModel
 from personafl.kernels.watch_reads import WatchReads
 
 TOLERANCE = 1e-3
 """Of the largest number; rounding is a hundredth of this, and what mixes rows is wrong in the first digit."""
 
 Params = Mapping[str, Tensor]
-Run = Callable[[bool, Params, Inputs, Tensor, Tensor], Tensor]
+Run = Callable[[bool, Params, Inputs, Tensor | None, Tensor], Tensor]
 """(training, parameters (K, …), x (K, B, …), keys (K,), weight (K, B)) to outputs (K, B, …)."""
 
 
@@ -44,7 +44,7 @@ class OneClient(Protocol):
     def split(self, theta: Tensor) -> dict[str, Tensor]:
         """Named parameters of one vector or of K."""
 
-    def stacked_models(self, unknown: Literal["mapped", "looped"]) -> dict[bool, StackedModel]:
+    def stacked_models(self, plan: Plan) -> dict[bool, StackedModel]:
         """The model for K clients in training (True) and in use (False)."""
 
 
@@ -55,7 +55,7 @@ class Together:
     way: Literal["stacked", "mapped", "looped"]
     reasons: dict[str, str] = field(default_factory=dict)
     models: dict[bool, StackedModel] = field(default_factory=dict)
-    unknown: Literal["mapped", "looped"] = "mapped"
+    plan: Plan = "rows"
 
     @property
     def reason(self) -> str | None:
@@ -63,23 +63,24 @@ class Together:
         return "; ".join(f"not {way}: {reason}" for way, reason in self.reasons.items()) or None
 
 
-def find(model: OneClient, theta0: Tensor, x: Inputs) -> Together:
-    """The first way that gives what the clients give one by one, on samples `x` (n, …)."""
+def find(model: OneClient, theta0: Tensor, statistics: Tensor, x: Inputs) -> Together:
+    """The first way that gives what the clients give one by one, on samples `x` (n, …).
+
+    `statistics` (S,) follow the parameters `theta0` (P,) in a model for use.
+    """
+    if theta0.device.type == "meta":  # no values to compare
+        return Together("stacked", {}, model.stacked_models("rows"), "rows")
+    vectors = {True: theta0, False: torch.cat([theta0, statistics])}
     reasons: dict[str, str] = {}
-    kinds: tuple[Literal["mapped", "looped"], ...] = ("mapped", "looped")
-    for unknown in kinds:
-        try:
-            models = model.stacked_models(unknown)
-        except Exception as error:
-            reasons["stacked"] = _line(error)
-            break
-        reason = _wrong(model, _watched(models), theta0, x)
+    for plan in PLANS:
+        models = model.stacked_models(plan)
+        reason = _wrong(model, _watched(models), vectors, x)
         if reason is None:
-            return Together("stacked", {}, models, unknown)
-        reasons["stacked"] = reason
-        if "mapped" not in models[True].ways.values():
+            return Together("stacked", {}, models, plan)
+        reasons.setdefault("stacked", reason)
+        if not models[True].outside_layers:
             break
-    reason = _wrong(model, by_vmap(model), theta0, x)
+    reason = _wrong(model, by_vmap(model), vectors, x)
     if reason is None:
         return Together("mapped", reasons)
     return Together("looped", reasons | {"mapped": reason})
@@ -88,36 +89,31 @@ def find(model: OneClient, theta0: Tensor, x: Inputs) -> Together:
 def by_vmap(model: OneClient) -> Run:
     """All clients by vmap."""
 
-    def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
-        randomness = model.frame.randomness(training)
-        own = key if training else None
-        outputs: Tensor = vmap(
-            lambda *client: model.forward(training, *client), (0, 0, 0 if training else None, 0), randomness=randomness
-        )(params, x, own, weight)
+    def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
+        dims, randomness = (0, 0, None if key is None else 0, 0), model.frame.randomness(training)
+        mapped = vmap(lambda *client: model.forward(training, *client), dims, randomness=randomness)
+        outputs: Tensor = mapped(params, x, key, weight)
         return outputs
 
     return run
 
 
 def _watched(models: dict[bool, StackedModel]) -> Run:
-    def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
+    def run(training: bool, *rest: Any) -> Tensor:
         with WatchReads():  # type: ignore[no-untyped-call]
-            return models[training](params, x, key if training else None, weight)
+            return models[training](*rest)
 
     return run
 
 
-def _wrong(model: OneClient, run: Run, theta0: Tensor, x: Inputs) -> str | None:
+def _wrong(model: OneClient, run: Run, vectors: Mapping[bool, Tensor], x: Inputs) -> str | None:
     """What is wrong with a way of running K clients, or None."""
     try:
         for clients, samples in ((3, _samples(x)), (2, 2)):
-            probe = _Probe.of(model, theta0, x, clients, samples)
-            if theta0.device.type == "meta":
-                run(True, probe.params, probe.x, probe.key, probe.weight)
-                return None
-            reason = probe.compare(model, run)
-            if reason is not None:
-                return reason
+            for training, vector in vectors.items():
+                reason = _Probe.of(model, vector, x, clients, samples).compare(model, run, training)
+                if reason is not None:
+                    return reason
     except Exception as error:  # vmap and a module's own code raise many types, and each means the same here
         return _line(error)
     return None
@@ -146,10 +142,7 @@ class _Probe:
     @classmethod
     def of(cls, model: OneClient, theta0: Tensor, x: Inputs, clients: int, samples: int) -> _Probe:
         device = theta0.device
-        if device.type == "meta":
-            theta = torch.empty(clients, len(theta0), device=device)
-        else:
-            theta = torch.stack([_perturbed(theta0, 0.2, 0.02, seed) for seed in range(clients)])
+        theta = torch.stack([_perturbed(theta0, 0.2, 0.02, seed) for seed in range(clients)])
         params = model.split(theta)
         row = torch.arange(clients * samples).view(clients, samples)
         weight = torch.ones(clients, samples)
@@ -157,26 +150,25 @@ class _Probe:
         row[1, -1] = row[1, 0]
         return cls(params, _filled(x, row), _keys(clients).to(device), weight.to(device))
 
-    def compare(self, model: OneClient, run: Run) -> str | None:
-        for training, what in ((True, "training"), (False, "evaluation")):
-            leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
-            with torch.enable_grad():
-                alone = [self._alone(model, training, leaves, k) for k in range(len(self.weight))]
-                together = run(training, leaves, self.x, self.key, self.weight)
-                found = torch.cat([together[k][: len(own)] for k, own in enumerate(alone)])
-                expected = torch.cat(alone)
-                if found.shape != expected.shape or not _close(found, expected):
-                    return f"clients' outputs in {what} depend on each other: the forward pass mixes rows"
-                if training and expected.requires_grad:
-                    direction = _perturbed(torch.zeros_like(expected), 0.0, 1.0, 7)
-                    slopes = [
-                        torch.autograd.grad((out * direction).sum(), list(leaves.values()), allow_unused=True)
-                        for out in (found, expected)
-                    ]
-                    wrong = _first_wrong(list(leaves), *slopes)
-                    if wrong is not None:
-                        return f"clients' gradients of {wrong!r} depend on each other"
-        return None
+    def compare(self, model: OneClient, run: Run, training: bool) -> str | None:
+        leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
+        with torch.enable_grad():
+            alone = [self._alone(model, training, leaves, k) for k in range(len(self.weight))]
+            together = run(training, leaves, self.x, self.key if training else None, self.weight)
+            found = torch.cat([together[k][: len(own)] for k, own in enumerate(alone)])
+            expected = torch.cat(alone)
+            if found.shape != expected.shape or not _close(found, expected):
+                what = "training" if training else "evaluation"
+                return f"clients' outputs in {what} are not those of each alone: the forward pass mixes rows"
+            if not training or not expected.requires_grad:
+                return None
+            direction = _perturbed(torch.zeros_like(expected), 0.0, 1.0, 7)
+            slopes = [
+                torch.autograd.grad((out * direction).sum(), list(leaves.values()), allow_unused=True)
+                for out in (found, expected)
+            ]
+        wrong = _first_wrong(list(leaves), *slopes)
+        return None if wrong is None else f"clients' gradients of {wrong!r} are not those of each alone"
 
     def _alone(self, model: OneClient, training: bool, params: Params, k: int) -> Tensor:
         count = int(self.weight[k].sum())
@@ -203,7 +195,8 @@ def _filled(x: Inputs, row: Tensor) -> Inputs:
 def _perturbed(value: Tensor, relative: float, absolute: float, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     first, second = (torch.randn(value.shape, generator=generator).to(value) for _ in range(2))
-    return value.detach() * (1 + relative * first) + absolute * second
+    # Clamped, so that variances stay positive.
+    return value.detach() * (1 + relative * first.clamp(-2, 2)) + absolute * second
 
 
 def _keys(count: int) -> Tensor:

@@ -22,12 +22,15 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
+from personafl.inputs import Inputs, read_shape
 from personafl.kernels.task import LOSSES, Task
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
+from personafl.runs.modules import check_fits, how_to_give
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
+from personafl.training.arguments import algorithm_of, check_model
 from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
 
 NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
@@ -57,17 +60,20 @@ class Run:
         task: Task | None = None,
         temporary: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
+        if module is not None:
+            check_model(module)
         self.folder = RunFolder(Path(path))
         self.path = self.folder.path
         self.manifest: dict[str, Any] = self.folder.manifest()
-        self._module, self._algorithm, self._task = module, algorithm, task
+        self._module, self._task = module, task
+        self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
 
     def __repr__(self) -> str:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
-        score = ", ".join(f"{key} {value:.4g}" for key, value in _scores(last).items())
+        score = ", ".join(f"{key} {value:.4g}" for key, value in _on_test_data(_scores(last)).items())
         score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
@@ -117,6 +123,7 @@ class Run:
         found = _scores(self._evaluation())
         if not found:
             self.folder.clients()  # raises where nothing was evaluated yet
+        if not _on_test_data(found):
             log.warning("%s: %s", self.path, _NO_SCORE)
         return found
 
@@ -170,21 +177,26 @@ class Run:
             state = {name: file.get_tensor(name) for name in list(file.keys())}
         return self.task.module_of(state)
 
-    def personalize(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> nn.Module:
+    def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
 
         The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
         nothing of the run is changed.
+
+        Parameters
+        ----------
+        x, y
+            Arrays as the federation was made of: one, several by name, or lists of samples of unequal length.
         """
-        federation = self.newcomers({"newcomer": (_array(x), _array(y))})
+        federation = self.newcomers({"newcomer": (x, y)})
         return self.task.module(self.personalize_all(federation)[0])
 
-    def features(self, x: ArrayLike | Tensor) -> Tensor:
+    def features(self, x: Any) -> Inputs:
         """Samples as the models want them: filled in and standardized, where the run's data was.
 
         `run.personal(client)(run.features(x))` are a model's outputs for samples as they were measured.
         """
-        return features_as(_array(x), self.constants)
+        return features_as(x, self.manifest["resolved"], self.constants)
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         """The data of newcomers {id: (x, y)}, checked against the model of the run."""
@@ -220,11 +232,11 @@ class Run:
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
-            found: Algorithm = self._known("algorithm", "algorithm", ALGORITHMS)
+            found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
         return self._algorithm
 
-    def _known(self, kind: str, argument: str, registry: Registry) -> Any:
+    def _known(self, kind: str, registry: Registry) -> Any:
         """What run.toml says of an algorithm or a model, where its name is known here. Nothing else is imported."""
         table = self.manifest.get(kind)
         if isinstance(table, Mapping):
@@ -232,9 +244,8 @@ class Run:
         try:
             return choose_known(kind, table, registry)
         except ConfigError as error:
-            raise RunError(
-                f"{self.path}: {error}. From Python, give it: load_run({str(self.path)!r}, {argument}=…)"
-            ) from error
+            give = how_to_give(self.manifest, self.path) if kind == "model" else f"load_run(…, {kind}=…) in Python"
+            raise RunError(f"{self.path}: {error}. Give it: {give}") from error
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -255,10 +266,15 @@ class Run:
             if module is None:
                 described = self.manifest.get("model", {})
                 if "class" in described and "name" not in described:  # it was made in Python
-                    raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
-                model = self._known("model", "module", MODELS)
+                    give = how_to_give(self.manifest, self.path)
+                    raise RunError(f"{self.path} trained a {described['class']}: give it, {give}")
+                model = self._known("model", MODELS)
                 module = initialize(
-                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.constants
+                    model,
+                    read_shape(resolved["input_shape"]),
+                    resolved["outputs"],
+                    int(self.manifest["seed"]),
+                    self.constants,
                 )
             self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
         return self._task
@@ -274,8 +290,19 @@ class Run:
 
 
 def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
-    """Open a run folder. Nothing in it is executed."""
-    return Run(path, module, algorithm)
+    """Open a run folder. Nothing in it is executed.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    module, algorithm
+        What a run had that is not one of personafl's own. A module's parameters are compared with those of the run.
+    """
+    run = Run(path, module, algorithm)
+    if module is not None:
+        check_fits(module, run.folder, run.manifest)
+    return run
 
 
 load = load_run
@@ -290,5 +317,5 @@ def _scores(record: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
 
 
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value
+def _on_test_data(scores: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in scores.items() if "_val_" not in key and "_held_" not in key}

@@ -118,7 +118,7 @@ def _few(judgement: Judgement, rows: Sequence[str]) -> str:
 
 
 def _score(judgement: Judgement, row: str) -> float:
-    return mean(judgement.values[row][judgement.primary])
+    return mean(judgement.values[row].get(judgement.primary, ()))
 
 
 def _written(judgement: Judgement, row: str) -> str:

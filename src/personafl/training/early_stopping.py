@@ -44,7 +44,8 @@ def why_stop(schedule: Schedule, records: Iterable[Mapping[str, Any]]) -> str:
             since += 1
     if since < schedule.patience:
         return ""
-    return f"{key} {abs(best):.4g} of round {at} was not bettered in {since} evaluations (patience)"
+    by = f" by more than {schedule.min_delta:g}" if schedule.min_delta else ""
+    return f"{key} {abs(best):.4g} of round {at} was not bettered{by} in {since} evaluations (patience)"
 
 
 def check_possible(schedule: Schedule, samples: Ints) -> None:

@@ -32,6 +32,7 @@ from personafl.backends.flower.site_data import read_site
 from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
+from personafl.inputs import written_shape
 from personafl.kernels.task import Task
 from personafl.models import MODELS, default_model, initialize
 from personafl.models.weights import load_weights
@@ -77,7 +78,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             "clients": len(client_index),
             "sites": list(client_index.ids),
             "classes": settings.classes,
-            "input_shape": list(settings.input_shape),
+            "input_shape": written_shape(settings.input_shape),
             "input_dtype": next(nodes.card(client).dtype for client in nodes.where()),
             "outputs": outputs,
             # Nobody has seen the data: these are the same sites with samples of the same kind.

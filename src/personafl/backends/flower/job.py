@@ -19,6 +19,7 @@ from personafl.algorithms.base import JobInfo, Sent
 from personafl.algorithms.dry_run import blank_context
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
+from personafl.inputs import Shape
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
 from personafl.registry import checked, choose_known
@@ -40,7 +41,7 @@ class JobDescription:
     algorithm, model, local
         As tables of a config. A simulation may have a model and an algorithm of its own, which are not described.
     shape, outputs, classes
-        Of a sample; of the model; None for regression.
+        Of a sample, or of each of its inputs by name; of the model; None for regression.
     clients, groups
         How many there are, and the group of each where they have groups.
     theta0
@@ -55,7 +56,7 @@ class JobDescription:
     algorithm: dict[str, Any]
     model: dict[str, Any]
     local: dict[str, Any]
-    shape: tuple[int, ...]
+    shape: Shape
     outputs: int
     classes: int | None
     clients: int

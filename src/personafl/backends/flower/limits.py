@@ -172,7 +172,7 @@ def check_model(here: SiteSettings, job: JobDescription, constants: State) -> No
     if max(layers) > MOST_LAYERS:
         raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
     with torch.device("meta"):
-        made = model.build(job.shape, job.outputs, constants)
+        made = model.build(job.shape, job.outputs, constants)  # type: ignore[arg-type]
     check_most(here, "most_parameters", sum(p.numel() for p in made.parameters()), "parameters")
 
 
