@@ -242,7 +242,8 @@ def test_regression_has_errors_instead_of_hits(tmp_path):
         with torch.no_grad():
             error = run.personal(row["client"])(x).flatten() - y.flatten()
         assert row["personal_loss"] == pytest.approx(error.square().mean().item(), rel=1e-4)
-        assert row["personal_abs_error"] == pytest.approx(error.abs().sum().item(), rel=1e-4)
+        assert row["personal_mae"] == pytest.approx(error.abs().mean().item(), rel=1e-4)
+        assert row["personal_rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-4)
     assert run.global_model().weight.item() == pytest.approx(1.6, abs=0.2)
     newcomer = run.personalize(torch.ones(50, 1), torch.full((50, 1), 1.7))
     assert newcomer.weight.item() == pytest.approx(1.7, abs=0.1)

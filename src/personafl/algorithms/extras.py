@@ -69,7 +69,7 @@ class SideBySide(ABC):
         """A client's new state from its state and what its copies sent up (a leading axis of `copies`)."""
 
 
-class ForSomeModels(ABC):
+class ForSomeModels:
     """Fits models with layers of a certain kind only: a comparison of all algorithms leaves it out."""
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -73,6 +74,7 @@ def find(model: OneClient, theta0: Tensor, statistics: Tensor, x: Inputs) -> Tog
     vectors = {True: theta0, False: torch.cat([theta0, statistics])}
     reasons: dict[str, str] = {}
     for plan in PLANS:
+        model.frame.axes.clear()  # what was found while another plan failed
         models = model.stacked_models(plan)
         reason = _wrong(model, _watched(models), vectors, x)
         if reason is None:
@@ -90,9 +92,9 @@ def by_vmap(model: OneClient) -> Run:
     """All clients by vmap."""
 
     def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
-        dims, randomness = (0, 0, None if key is None else 0, 0), model.frame.randomness(training)
-        mapped = vmap(lambda *client: model.forward(training, *client), dims, randomness=randomness)
-        outputs: Tensor = mapped(params, x, key, weight)
+        one = partial(model.forward, training)
+        dims = (0, 0, None if key is None else 0, 0)
+        outputs: Tensor = vmap(one, dims, randomness=model.frame.randomness(training))(params, x, key, weight)
         return outputs
 
     return run

@@ -24,13 +24,16 @@ from personafl.federation import Federation
 from personafl.files import write_atomically
 from personafl.inputs import Inputs, read_shape
 from personafl.kernels.task import LOSSES, Task
+from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.modules import check_fits, how_to_give
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
+from personafl.tasks import TASKS, LearningTask, OwnTask
 from personafl.training.arguments import algorithm_of, check_model
+from personafl.training.evaluation import WHO
 from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
 
 NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
@@ -73,7 +76,7 @@ class Run:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
-        score = ", ".join(f"{key} {value:.4g}" for key, value in _on_test_data(_scores(last)).items())
+        score = ", ".join(f"{key} {value:.4g}" for key, value in _on_test_data(self._scores(last)).items())
         score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
@@ -91,7 +94,7 @@ class Run:
         return self.folder.rounds()
 
     def clients(self, round: int | None = None) -> pa.Table:
-        """A row for each client: sizes, accuracies, steps and what the algorithm reports.
+        """A row for each client: sizes, its values of metrics, steps and what the algorithm reports.
 
         Parameters
         ----------
@@ -116,11 +119,11 @@ class Run:
 
     @property
     def score(self) -> dict[str, float]:
-        """The last evaluation in one number each: accuracies weighted by samples, mean losses.
+        """The last evaluation in one number each, over all samples: metrics and losses, see `measures`.
 
         What nobody has data for is left out.
         """
-        found = _scores(self._evaluation())
+        found = self._scores(self._evaluation())
         if not found:
             self.folder.clients()  # raises where nothing was evaluated yet
         if not _on_test_data(found):
@@ -129,7 +132,36 @@ class Run:
 
     def _evaluation(self) -> dict[str, Any]:
         """The last record of a round that has scores."""
-        return next((record for record in reversed(self.rounds()) if _scores(record)), {})
+        return next((record for record in reversed(self.rounds()) if self._scores(record)), {})
+
+    def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
+        names = ("accuracy", "loss", *(measure.name for measure in self.measures))
+        wanted = {f"{who}_{name}" for who in WHO for name in names}
+        return {key: value for key, value in record.items() if key in wanted}
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What models of this run are compared by, the first one first; a run of an earlier version has the accuracy.
+
+        The columns of `clients` and the keys of `score` are these names, behind `personal_` and `global_`.
+        """
+        if "metrics" not in self.manifest.get("resolved", {}):
+            return (ACCURACY,) if self._counts_right_answers() else ()
+        try:
+            return measures_in(self.manifest)
+        except (ConfigError, ValueError, TypeError) as error:
+            raise RunError(f"{self.path}/run.toml: resolved.metrics cannot be read: {error}") from error
+
+    def _counts_right_answers(self) -> bool:
+        try:
+            return "personal_correct" in self.folder.clients().column_names
+        except RunError:  # nothing was evaluated yet
+            return False
+
+    @property
+    def primary(self) -> Measure:
+        """The measure that ranks."""
+        return ranking(self.measures)
 
     @property
     def seconds(self) -> float:
@@ -276,8 +308,17 @@ class Run:
                     int(self.manifest["seed"]),
                     self.constants,
                 )
-            self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
+            self._task = Task(module, self._kind())
         return self._task
+
+    def _kind(self) -> LearningTask:
+        """The task as run.toml has it; of a loss of somebody's own only the name is known."""
+        resolved = self.manifest["resolved"]
+        loss = resolved["loss"]
+        if "task" not in resolved or resolved["task"].get("name") == "own":
+            return LOSSES[loss]() if loss in LOSSES else OwnTask(own_loss=_unknown_loss)
+        found: LearningTask = choose_known("task", resolved["task"], TASKS)
+        return found.with_own(_unknown_loss) if loss == "custom" else found
 
     def _models(self, name: str) -> Any:
         path = self.folder.models / f"{name}.safetensors"
@@ -311,10 +352,6 @@ load = load_run
 
 def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
     raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
-
-
-def _scores(record: Mapping[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
 
 
 def _on_test_data(scores: Mapping[str, float]) -> dict[str, float]:

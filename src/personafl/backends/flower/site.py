@@ -258,7 +258,9 @@ class Site:
         if shape != job.shape:
             here, wanted = shape_text(shape), shape_text(job.shape)
             raise DataError(f"site {self.settings.id}: its samples have shape {here}, the model wants {wanted}")
-        if (data.classes is None) != (job.classes is None) or outputs != job.outputs:
+        if job.task is not None and self._own is None:
+            job.make_kind().check_labels(data.y)
+        elif job.task is None and ((data.classes is None) != (job.classes is None) or outputs != job.outputs):
             raise DataError(f"site {self.settings.id}: its labels are not what the federation's model puts out")
 
     def _keep(self, clients: LocalClients, order: Order, theta: Tensor, columns: Columns) -> None:

@@ -25,9 +25,10 @@ from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.inputs import as_state, from_state
 from personafl.kernels.statistics import Moments
-from personafl.kernels.task import Objective, Task
+from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 from personafl.states import Ints, State
+from personafl.tasks import LearningTask
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import Columns, ServerSnapshot
 from personafl.training.privacy import Privacy
@@ -41,8 +42,7 @@ class WorkerConfig:
     """What every actor is told once: what clients train, how, and with what."""
 
     module: nn.Module
-    objective: Objective
-    metrics: dict[str, Objective]
+    kind: LearningTask
     local: Local
     seed: int
     engine: str
@@ -119,7 +119,7 @@ class Worker:
     """An actor. It holds one shard, and more where other actors have died and there is no room for new ones."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self.config, self.task = config, Task(config.module, config.objective, config.metrics)
+        self.config, self.task = config, Task(config.module, config.kind)
         self._shards: dict[int, tuple[Shard, LocalClients]] = {}
         torch.set_num_threads(config.threads)
         torch.set_grad_enabled(False)
