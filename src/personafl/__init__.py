@@ -116,7 +116,7 @@ __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
     "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedPer", "FedProx", "FedProxFT", "Federation",
     "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg",
-    "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug",
-    "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data",
-    "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
+    "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL",
+    "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare",
+    "data", "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
 ]  # fmt: skip

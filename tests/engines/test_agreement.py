@@ -33,8 +33,14 @@ MODELS = {
         nn.Linear(16, 4),
     ),
     "cnn with batch norm": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2), nn.BatchNorm2d(3), nn.ReLU(),
-        nn.Flatten(), nn.Linear(27, 4),
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(27, 4),
     ),  # fmt: skip
     "cnn with batch norm per client": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)

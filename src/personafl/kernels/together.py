@@ -153,7 +153,7 @@ class _Probe:
         return cls(params, _filled(x, row), _keys(clients).to(device), weight.to(device))
 
     def compare(self, model: OneClient, run: Run, training: bool) -> str | None:
-        leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
+        leaves = {n: p.detach().requires_grad_(training) for n, p in self.params.items()}
         with torch.enable_grad():
             alone = [self._alone(model, training, leaves, k) for k in range(len(self.weight))]
             together = run(training, leaves, self.x, self.key if training else None, self.weight)
