@@ -149,10 +149,21 @@ MUTATIONS: list[Mutation] = [
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
         ("head: frozen", 'return {"head": head}, {"base": base}', 'return {"head": own["head"]}, {"base": base}'),
         ("head: everything but the head", "if self.head_names else own", "if self.head_names else not own"),
-        ("head: put back at the end", "queues[mine].pop(0) for _, mine in self._pieces",
-         "queues[mine].pop(0) for _, mine in sorted(self._pieces, key=lambda piece: piece[1])"),
         ("head: counted from the front", "last_layers(job.layers, self.head)",
          "last_layers(job.layers[::-1], self.head)[::-1]"),
+    ),
+    *_of(
+        "fedper", "pieces",
+        ("head: put back at the end", "queues[mine].pop(0) for _, mine in self.sizes",
+         "queues[mine].pop(0) for _, mine in sorted(self.sizes, key=lambda piece: piece[1])"),
+    ),
+    *_of(
+        "fedbn", "fedbn",
+        ("base: sign flipped", 'return {"norms": norms}, {"base": base}', 'return {"norms": norms}, {"base": -base}'),
+        ("norms: frozen", 'return {"norms": norms}', 'return {"norms": own["norms"]}'),
+        ("norms: everything else is kept", "own = [bool(re.search", "own = [not bool(re.search"),
+        ("norms: all, where batch is asked for", 'if self.norms == "batch" else "Norm"\n', 'if False else "Norm"\n'),
+        ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
     ),
     *_of(
         "fedamp", "fedamp",

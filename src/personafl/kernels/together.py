@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -101,9 +101,9 @@ def by_vmap(model: OneClient) -> Run:
 
 
 def _watched(models: dict[bool, StackedModel]) -> Run:
-    def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
+    def run(training: bool, *rest: Any) -> Tensor:
         with WatchReads():  # type: ignore[no-untyped-call]
-            return models[training](params, x, key if training else None, weight)
+            return models[training](*rest)
 
     return run
 
@@ -153,7 +153,7 @@ class _Probe:
         return cls(params, _filled(x, row), _keys(clients).to(device), weight.to(device))
 
     def compare(self, model: OneClient, run: Run, training: bool) -> str | None:
-        leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
+        leaves = {n: p.detach().requires_grad_(training) for n, p in self.params.items()}
         with torch.enable_grad():
             alone = [self._alone(model, training, leaves, k) for k in range(len(self.weight))]
             together = run(training, leaves, self.x, self.key if training else None, self.weight)

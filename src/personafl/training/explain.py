@@ -199,7 +199,7 @@ def _way_of(path: str, own: Mapping[str, Tensor], ways: Mapping[str, str], whole
 def _traffic(task: Task, federation: Federation, algorithm: Algorithm, local: Local) -> dict[str, int]:
     """Bytes that a client gets, sends and keeps, by running its program on gradients of zero."""
     layers = tuple(zip(task.names, task.sizes, strict=True))
-    info = JobInfo(layers, len(federation), local, task.classification, federation.groups)
+    info = JobInfo(layers, len(federation), local, task.classification, federation.groups, task.kinds)
     algorithm = algorithm.prepare(info)
     sent = algorithm.send(algorithm.new_server(task.theta0, len(federation)), torch.zeros(1, dtype=torch.int64))
     mine = sent.one(0)
