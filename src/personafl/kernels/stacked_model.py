@@ -2,8 +2,8 @@
 
 Stacking is a property of layers: in a copy of the module every layer with parameters is exchanged for one that holds K
 sets of weights (`by_client`), and the module's own `forward` runs unchanged. What has no parameters sees one long
-batch. A layer of a kind that is not known is *mapped*: vmap for this layer alone; or, where vmap has no rule for what it
-does, *looped*: client after client for this layer alone.
+batch. A layer of a kind that is not known is *mapped*: vmap for this layer alone; or, where vmap has no rule for what
+it does, *looped*: client after client for this layer alone.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ Plan = Literal["rows", "tensors", "loops"]
 """What becomes of parameters outside of layers of a known kind, the fastest first.
 
 `rows`: one with a first axis of 1, such as a class token (1, 1, D), gets a row for each sample, which `expand` and `+`
-take as they are; others are a `ClientTensor`, and layers of other kinds are mapped. `tensors`: all of them are. `loops`:
-the same, and layers of other kinds are looped.
+take as they are; others are a `ClientTensor`, and layers of other kinds are mapped. `tensors`: all of them are.
+`loops`: the same, and layers of other kinds are looped.
 """
 PLANS: tuple[Plan, ...] = ("rows", "tensors", "loops")
 
@@ -133,7 +133,7 @@ class StackedModel:
             if any(True for _ in layer.parameters()):
                 self.ways[path] = "frozen"
             for name, below in layer.named_modules():
-                below.path = f"{path}.{name}".strip(".")  # type: ignore[assignment]
+                below.path = f"{path}.{name}".strip(".")
             return
         if self._exchanged(layer, path):
             return
@@ -165,7 +165,7 @@ class StackedModel:
         self.ways[path] = "stacked"
         self._whole[path] = layer
         for name, child in layer.named_modules():
-            child.path = f"{path}.{name}".strip(".")  # type: ignore[assignment]
+            child.path = f"{path}.{name}".strip(".")
         return True
 
     def _unit(self, layer: nn.Module, path: str) -> None:
@@ -191,7 +191,8 @@ class StackedModel:
         self.frame.enter(key, weight, clients, clients * samples, params.keys() >= self._statistics.keys(), recorder)
         with self._holding(params, clients, samples), keyed_draws(self.frame, self.training):
             outputs = logits(self.module(**rows) if isinstance(rows, dict) else self.module(rows))
-        return outputs.unflatten(0, (clients, samples))
+        by_client: Tensor = outputs.unflatten(0, (clients, samples))
+        return by_client
 
     @contextmanager
     def _holding(self, params: Mapping[str, Tensor], clients: int, samples: int) -> Iterator[None]:

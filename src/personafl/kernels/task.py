@@ -311,11 +311,11 @@ class Task:
 
         if native and self._chain is not None:
             with torch.no_grad():
-                return self._chain.gradients(list(params.values()), batch.x, slope)
+                return self._chain.gradients(list(params.values()), batch.x, slope)  # type: ignore[arg-type]
         with torch.enable_grad():
             leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
             if way is None:
-                outputs = stacking.forward(self._training, leaves, batch.x)
+                outputs = stacking.forward(self._training, leaves, batch.x)  # type: ignore[arg-type]
             else:
                 outputs = way.models[True](self._shaped(leaves), batch.x, batch.key, batch.weight)
             # The gradient of this sum is the slope itself. Handed over as such, torch would import sympy to look at it.
@@ -337,7 +337,7 @@ class Task:
     def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
         if self._is_native(x):
-            return stacking.forward(self._inference, self.split(theta), x)
+            return stacking.forward(self._inference, self.split(theta), x)  # type: ignore[arg-type]
         way = self.together(x)
         if way.way == "stacked":
             return way.models[False](self._shaped(self.split(theta)), x, None, weight)
