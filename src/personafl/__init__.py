@@ -107,7 +107,8 @@ def __dir__() -> list[str]:
 __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
     "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient",
-    "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy",
+    "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD",
+    "PersonaflError", "Privacy",
     "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task",
     "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "explain", "load", "load_run",
     "metrics", "partition", "train",

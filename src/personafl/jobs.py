@@ -242,6 +242,8 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "outputs": federation.outputs,
         "fingerprint": federation.fingerprint,
     }
+    if job.engine.precision != "float32":
+        resolved["precision"] = job.engine.precision
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

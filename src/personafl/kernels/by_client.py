@@ -19,7 +19,7 @@ from personafl.kernels import convolution
 from personafl.kernels.batch_norm import WeightedBatchNorm
 from personafl.kernels.frame import Frame
 from personafl.kernels.frame import NoRows as NoRows
-from personafl.kernels.linear import linear
+from personafl.kernels.linear import casts, linear
 from personafl.kernels.statistics import Moments
 
 FEW_CHANNELS, MANY_CHANNELS = 16, 32
@@ -223,7 +223,7 @@ class Convolution(ByClient, _ConvNd):
         x = self._apart(input)
         if self.padding_mode != "zeros":
             return _one_by_one(self._conv_forward, x, self.weight, self.bias)
-        if isinstance(self, nn.Conv2d) and convolution.narrow(self):
+        if isinstance(self, nn.Conv2d) and convolution.narrow(self) and not casts(x.device):
             return convolution.convolution(self, x, self.weight, self.bias).flatten(0, 1)
         if isinstance(self, nn.Conv1d) and self._narrow():
             return _windows(self, x, self.weight, self.bias)

@@ -119,6 +119,11 @@ class StackedModel:
                 elif self._by_client(name):
                     self._constants.append((owner, attribute, parameter.detach()))
 
+    def move(self, device: torch.device) -> None:
+        """Have the constants on a device."""
+        move_constants(self.module, device)
+        self._constants = [(owner, name, constant.to(device)) for owner, name, constant in self._constants]
+
     @property
     def outside_layers(self) -> bool:
         """Whether another plan would differ."""
@@ -189,8 +194,10 @@ class StackedModel:
         clients, samples = weight.shape
         rows = each_input(lambda part: part.flatten(0, 1), x)
         self.frame.enter(key, weight, clients, clients * samples, params.keys() >= self._statistics.keys(), recorder)
-        with self._holding(params, clients, samples), keyed_draws(self.frame, self.training):
+        cast = self.frame.autocast(weight.device)
+        with self._holding(params, clients, samples), keyed_draws(self.frame, self.training), cast:
             outputs = logits(self.module(**rows) if isinstance(rows, dict) else self.module(rows))
+        outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
         by_client: Tensor = outputs.unflatten(0, (clients, samples))
         return by_client
 
@@ -225,6 +232,16 @@ class StackedModel:
         if self._raw[name]:
             return value.expand(-1, samples, *value.shape[2:]).flatten(0, 1)
         return ClientTensor.of(value, self.frame)
+
+
+def move_constants(module: nn.Module, device: torch.device) -> None:
+    """Have buffers and frozen parameters on a device; those of the module that they were copied from stay."""
+    for layer in module.modules():
+        for name, buffer in layer._buffers.items():
+            layer._buffers[name] = None if buffer is None else buffer.to(device)
+        for name, parameter in layer._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                layer._parameters[name] = nn.Parameter(parameter.detach().to(device), requires_grad=False)
 
 
 def _kind(layer: nn.Module) -> type[ByClient] | None:
