@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.version import __version__
 
 if TYPE_CHECKING:
-    from personafl import data, metrics
+    from personafl import data, metrics, tasks
     from personafl.algorithms import (
         ALGORITHMS,
         APFL,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from personafl.runs.trackers import MLflow, TensorBoard
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
+    from personafl.tasks import Metric
     from personafl.training.events import Listener
     from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
@@ -71,12 +72,18 @@ _HOMES = {
     "runs.trackers": "MLflow TensorBoard",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
+    "tasks": "Metric",
     "training.events": "Listener",
     "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
-_MODULES = {"data": "personafl.data", "metrics": "personafl.metrics", "partition": "personafl.data.partitions"}
+_MODULES = {
+    "data": "personafl.data",
+    "metrics": "personafl.metrics",
+    "partition": "personafl.data.partitions",
+    "tasks": "personafl.tasks",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -107,9 +114,8 @@ def __dir__() -> list[str]:
 __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
     "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient",
-    "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD",
-    "PersonaflError", "Privacy",
-    "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task",
-    "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "explain", "load", "load_run",
-    "metrics", "partition", "train",
+    "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg", "PersFL",
+    "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug",
+    "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data",
+    "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from personafl.federation.splits import Splitting
 from personafl.models import MODELS, Model
 from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
+from personafl.tasks import TASKS, LearningTask
 from personafl.training.privacy import Privacy
 
 
@@ -31,6 +32,7 @@ class Config:
     partition: Partition | None = None
     splits: tuple[float, float, float] | None = None
     splitting: Splitting = "random"
+    task: LearningTask | None = None
     model: Model | None = None
     weights: str | None = None
     local: Local = field(default_factory=Local)
@@ -50,7 +52,7 @@ class Config:
             out["splits"] = list(self.splits)
         if self.splitting != "random":
             out["splitting"] = self.splitting
-        for key in ("data", "partition", "model", "algorithm"):
+        for key in ("data", "partition", "task", "model", "algorithm"):
             value = getattr(self, key)
             if value is not None:
                 out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **asdict(value)}
@@ -68,6 +70,7 @@ class Config:
 _REGISTRIES: dict[str, tuple[Registry, str | None]] = {
     "data": (SOURCES, "digits"),
     "partition": (PARTITIONS, None),
+    "task": (TASKS, None),
     "model": (MODELS, None),
     "algorithm": (ALGORITHMS, "fedavg"),
 }
@@ -157,6 +160,8 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 def parse(values: Mapping[str, Any]) -> Config:
     """Check TOML tables and make a Config of them; an unknown key is an error that suggests the nearest known one."""
     for key in values:
+        if key in (f.name for f in fields(Local)):
+            raise ConfigError(f"unknown key {key!r} (did you mean 'local.{key}'?): it belongs into the table [local]")
         require_known_key("", key, (*_TOP, *_TABLES))
     tables = {key: _table(values, key) for key in _TABLES}
     if isinstance(values.get("engine"), str):

@@ -10,25 +10,31 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from personafl.algorithms import Algorithm, FedAvg
 from personafl.config import Config
 from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
+from personafl.inputs import dtype_of, shape_of, some, written_shape
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
 from personafl.registry import described
+from personafl.runs.modules import called
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
+from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import (
     algorithm_of,
     check_federation,
     check_keys,
+    check_listeners,
     check_model,
+    check_seed,
     check_settings,
     features_hint,
 )
@@ -52,8 +58,9 @@ def train(
     engine: str | EngineSettings = "auto",
     ray: RaySettings | None = None,
     privacy: Privacy | None = None,
+    task: str | LearningTask | None = None,
     loss: str | Objective | None = None,
-    metrics: Mapping[str, Objective] | None = None,
+    metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -82,8 +89,14 @@ def train(
         The cluster of engine="ray", see `RaySettings`.
     privacy
         Clipping and noise on what clients send, see `Privacy`.
-    loss, metrics
-        See `Task`; left out, cross-entropy where the federation has classes, else squared error.
+    task
+        What is learned, such as `pf.tasks.Regression(loss="huber")` or `"multilabel"`: loss and metrics. Left out, it
+        follows from the labels, see docs/tasks.md.
+    loss
+        A function `(outputs, y) -> value per sample` in place of the task's loss; the metrics stay those of the task.
+    metrics
+        More metrics beside the task's: `{"name": function}` with functions `(outputs, y) -> value per sample`, or
+        `pf.Metric`s, which say which way is better.
     out
         The run folder; left out, a temporary one that is deleted with the returned object.
     resume
@@ -107,13 +120,15 @@ def train(
     """
     check_federation(federation)
     check_model(model)
-    check_settings(schedule, local, engine, seed, metrics, settings)
+    check_seed(seed)
+    check_listeners(listeners)
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
     schedule, chosen = with_settings(schedule, engine, settings)
     for note in federation.notes:
         log.warning("%s", note)
     job = Job(
         federation,
-        Task(model, loss or default_loss(federation), metrics),  # type: ignore[arg-type]
+        module_task(federation, model, task, loss, metrics),
         FedAvg() if algorithm is None else algorithm_of(algorithm),
         schedule,
         local or Local(),
@@ -124,6 +139,29 @@ def train(
         module_tables(federation, model),
     )
     return run_job(job, out, resume, [*listeners, *([ProgressBar()] if progress else [])])
+
+
+def module_task(
+    federation: Federation,
+    module: nn.Module,
+    task: str | LearningTask | None = None,
+    loss: str | Objective | None = None,
+    metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
+) -> Task:
+    """A module with the task that is named, or else that the federation's labels stand for."""
+
+    def outputs(rows: Tensor) -> Tensor:
+        made = Task(module)
+        with torch.no_grad():
+            return made.predict(made.theta0, some(federation.x, rows))
+
+    return Task(module, task_for(federation.y, lambda: training_labels(federation), task, loss, metrics, outputs))
+
+
+def training_labels(federation: Federation) -> Tensor:
+    """The labels of all clients' training data."""
+    starts, sizes = federation.starts("train"), federation.sizes("train")
+    return torch.cat([federation.y[i : i + n] for i, n in zip(starts.tolist(), sizes.tolist(), strict=True)])
 
 
 def module_tables(federation: Federation, module: nn.Module) -> dict[str, Any]:
@@ -166,20 +204,24 @@ def train_config(
 
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
-    model = config.model or default_model(federation.x.shape[1:])
+    model = config.model or default_model(shape_of(federation.x))
     parts = {"data": config.data, "partition": config.partition, "model": model}
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
     if config.splitting != "random":
         tables["splitting"] = config.splitting
-    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
+    kind = task_for(federation.y, lambda: training_labels(federation), config.task)
+    if config.task is not None:
+        tables["task"] = described(config.task)
+    outputs = kind.outputs(federation.y, federation.classes)
+    module = initialize(model, shape_of(federation.x), outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
     return Job(
         federation,
-        Task(module, default_loss(federation)),  # type: ignore[arg-type]
+        Task(module, kind),
         config.algorithm,
         config.schedule,
         config.local,
@@ -189,11 +231,6 @@ def config_job(config: Config, federation: Federation) -> Job:
         config.seed,
         tables,
     )
-
-
-def default_loss(federation: Federation) -> str:
-    """Cross-entropy where the federation has classes, else squared error."""
-    return "mse" if federation.classes is None else "cross_entropy"
 
 
 def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: Sequence[Listener] = ()) -> Run:
@@ -218,6 +255,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
         if clients.privacy != job.privacy:  # promised to people, so never left out in silence
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
         resolved = _resolved(job, choice)
+        log.info("%s", job.task.kind.sentence())
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
         origin = Origin(job.tables, resolved, job.federation.constants)
@@ -227,7 +265,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
 
 
 def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
-    federation = job.federation
+    federation, kind = job.federation, job.task.kind
+    classes = federation.classes if kind.has_classes else None
     resolved = {
         "engine": choice.engine,
         "threads": choice.threads,
@@ -235,15 +274,17 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "device": job.engine.device,
         "engine_reason": choice.reason,
         "clients": len(federation),
-        "classes": federation.classes,
-        "labels": federation.class_names,
-        "input_shape": list(federation.x.shape[1:]),
-        "input_dtype": str(federation.x.dtype).removeprefix("torch."),
-        "outputs": federation.outputs,
+        "classes": classes,
+        "labels": federation.class_names if classes else None,
+        "input_shape": written_shape(shape_of(federation.x)),
+        "input_dtype": dtype_of(federation.x),
+        "outputs": kind.outputs(federation.y, federation.classes),
         "fingerprint": federation.fingerprint,
     }
     if job.engine.precision != "float32":
         resolved["precision"] = job.engine.precision
+    if "name" not in job.tables.get("model", {}):
+        resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

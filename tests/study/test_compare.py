@@ -13,10 +13,10 @@ import personafl as pf
 from personafl.cli.compare import compare as command
 from personafl.config import parse
 from personafl.errors import ConfigError, RunError
-from personafl.kernels.task import cross_entropy
 from personafl.models import MCLR, initialize
 from personafl.study.columns import BY_KEY
 from personafl.study.description import description
+from personafl.tasks.classes import cross_entropy
 from tests.study.own_module import Scaled, smooth
 
 TOML = """

@@ -14,6 +14,7 @@ from personafl.data.sources import SOURCES, Files
 from personafl.errors import ConfigError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.splits import Splitting, natural_clients
+from personafl.inputs import parts, whole
 
 
 def build(
@@ -73,7 +74,7 @@ def build(
     constants = {what: _tensor(value) for what, value in samples.constants.items()}
     if samples.bounds is not None and samples.clients is not None:
         return Federation(
-            x=_tensor(samples.x),
+            x=whole({name: _tensor(value) for name, value in parts(samples.x).items()}),
             y=_tensor(samples.y),
             bounds=samples.bounds,
             ids=tuple(map(str, samples.clients)),
@@ -118,7 +119,7 @@ def _of_owners(source: Source, samples: Samples, partition: Natural) -> Samples:
     stay = np.isin(natural_clients(owners, len(owners))[0], owners[kept].astype(str))
     return replace(
         samples,
-        x=samples.x[kept],
+        x=whole({name: value[kept] for name, value in parts(samples.x).items()}),
         y=samples.y[kept],
         clients=owners[kept],
         groups=None if samples.groups is None else samples.groups[kept],

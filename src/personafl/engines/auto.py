@@ -85,7 +85,11 @@ def make_engine(
 
 
 def _two_samples(federation: Federation, device: str) -> tuple[Inputs, Tensor]:
-    return each_input(lambda part: part[:2].to(device), federation.x), federation.y[:2].to(device)
+    """One of them with the largest label: a model may have too few outputs for that one."""
+    y = federation.y
+    largest = int(y.flatten(1).amax(1).argmax() if y.dim() > 1 else y.argmax())
+    which = torch.tensor(sorted({0, largest or min(1, len(y) - 1)}))
+    return each_input(lambda part: part[which].to(device), federation.x), y[which].to(device)
 
 
 def some_samples(federation: Federation, device: str) -> Inputs:

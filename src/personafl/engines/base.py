@@ -202,23 +202,8 @@ class Engine(ABC):
 
     # --- measures ------------------------------------------------------------------------------------------
 
-    def evaluate_held_back(self, theta: Tensor, ids: Ints) -> dict[str, NDArray[np.float64]]:
-        """As `evaluate`, on the validation samples that algorithms do not see; `n` says how many each client has."""
-        sizes, starts = self.federation.sizes("val")[ids], self.federation.starts("val")[ids]
-        owner = np.repeat(np.arange(len(ids)), sizes)
-        index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
-        held = self._held_back(ids)
-        owner = owner[held]
-        out = {"n": np.bincount(owner, minlength=len(ids)).astype(np.float64)}
-        outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
-        y = self.federation.y[torch.from_numpy(index[held])]
-        for name, function in self._measures().items():
-            values = function(outputs, y).double().numpy() if len(owner) else np.zeros(0)
-            out[name] = np.bincount(owner, values, len(ids)).astype(np.float64)
-        return out
-
-    def _measures(self) -> dict[str, Objective]:
-        """What is measured of every sample."""
+    def summed(self) -> dict[str, Objective]:
+        """What is summed over samples."""
         return {"loss": self.task.objective, **self.task.metrics}
 
     @abstractmethod
@@ -314,10 +299,11 @@ class Engine(ABC):
         if share is None:
             return batch
         weight = batch.weight.clone()
-        weight[weight > 0] = torch.from_numpy(~self._held_back(ids)).to(weight)
+        weight[weight > 0] = torch.from_numpy(~self.held_back_samples(ids)).to(weight)
         return Batch(batch.x, batch.y, weight, batch.key)
 
-    def _held_back(self, ids: Ints) -> NDArray[np.bool_]:
+    def held_back_samples(self, ids: Ints) -> NDArray[np.bool_]:
+        """Which of these clients' validation samples algorithms do not see."""
         share = self.local.held_back
         assert share is not None
         return held_back(self.federation.keys[ids], self.federation.sizes("val")[ids], share, self.seed)

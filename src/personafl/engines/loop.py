@@ -63,12 +63,12 @@ class LoopEngine(Engine):
         return _stack([function(row(own, k), {**sent.shared, **row(sent.each, k)}) for k in range(count)])
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
-        out: dict[str, list[float]] = {name: [] for name in ("loss", *self.task.metrics)}
+        out: dict[str, list[NDArray[np.float64]]] = {name: [] for name in self.summed()}
         with torch.no_grad():
             for k, i in enumerate(ids):
                 sums = self.task.evaluate(theta if theta.dim() == 1 else theta[k], self._samples(int(i), split))
                 for name, value in sums.items():
-                    out[name].append(float(value))
+                    out[name].append(value.double().cpu().numpy())
         return {name: np.array(values, np.float64) for name, values in out.items()}
 
     def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:

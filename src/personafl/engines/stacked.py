@@ -19,6 +19,7 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Result, Split, ValidationData, Work, cores, reuse_memory
 from personafl.engines.batches import BatchPlan
+from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
 from personafl.inputs import as_state, from_state, some, tensors, unbound
 from personafl.kernels.task import Batch, Objective, Task
@@ -138,28 +139,21 @@ class StackedEngine(Engine):
         sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
         owner = np.repeat(np.arange(len(ids)), sizes)
         index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
-        out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
-        counted = np.zeros(len(ids))
+        sums = ClientSums(self.summed(), len(ids))
         many = max(1, min(4096, self.memory * 2**20 // self._bytes_per_client(1, 0)))
         for i in range(0, len(index), many):
             x, y = self._gather(torch.from_numpy(index[i : i + many]))
-            outputs = self.task.predict(theta, x)
-            for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
-                values, counts = _counted(function(outputs, y))
-                out[name] += np.bincount(owner[i : i + many], values * counts, len(ids))
-                if name == "loss":
-                    counted += np.bincount(owner[i : i + many], counts, len(ids))
-        # The mean over what counts (samples, tokens), as a sum over samples.
-        out["loss"] *= np.divide(sizes, counted, out=np.zeros(len(ids)), where=counted > 0)
-        return out
+            sums.add(self.task.predict(theta, x), y, owner[i : i + many])
+        return sums.result(sizes)
 
     def _evaluate_each(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         """A model for each client."""
-        out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
+        out: dict[str, NDArray[np.float64]] = {}
         for now, thetas, batch in self._like_sized(theta, ids, split):
             for name, values in self.task.evaluate_stacked(thetas, batch).items():
-                out[name][now] = values.double().cpu().numpy()
-        return out
+                known = values.double().cpu().numpy()
+                out.setdefault(name, np.zeros((len(ids), *known.shape[1:])))[now] = known
+        return {name: out.get(name, np.zeros(len(ids))) for name in self.summed()}
 
     def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
         out = self.task.running([]).repeat(len(ids), 1).to(theta.device)
@@ -256,12 +250,6 @@ class StackedBatches:
 
 def _fields(batch: Batch) -> State:
     return {**as_state(batch.x), "y": batch.y, "weight": batch.weight, "key": batch.key}
-
-
-def _counted(found: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What an objective gives: values, and how much each sample counts."""
-    values, counts = found if isinstance(found, tuple) else (found, torch.ones_like(found))
-    return values.double().cpu().numpy(), counts.double().cpu().numpy()
 
 
 def _sample_bytes(engine: Engine) -> int:

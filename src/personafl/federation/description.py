@@ -8,6 +8,7 @@ import numpy as np
 
 from personafl.federation.arrays import SPLITS, Stored
 from personafl.federation.checks import listing, many
+from personafl.inputs import dtype_of, parts, shape_of
 
 
 def federation_lines(fed: Stored) -> list[str]:
@@ -32,7 +33,8 @@ def federation_lines(fed: Stored) -> list[str]:
 
 
 def _features(fed: Stored) -> str:
-    return f"shape {tuple(fed.x.shape[1:])}, {str(fed.x.dtype).removeprefix('torch.')}"
+    shapes, types = parts(shape_of(fed.x)), parts(dtype_of(fed.x))
+    return "; ".join(f"{name} shape {shapes[name]}, {types[name]}".lstrip() for name in shapes)
 
 
 def _labels(fed: Stored) -> str:

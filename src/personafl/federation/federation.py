@@ -30,11 +30,18 @@ from personafl.federation.arrays import (
     stored_features,
     stored_labels,
 )
-from personafl.federation.checks import check_class_names, check_constants, check_finite, check_labels, check_structure
+from personafl.federation.checks import (
+    check_class_names,
+    check_constants,
+    check_features,
+    check_labels,
+    check_structure,
+)
 from personafl.federation.description import federation_lines
 from personafl.federation.labels import LabelType, label_notes, typed_labels
 from personafl.federation.missing import Missing, check_missing, filled
 from personafl.federation.partition import Partition
+from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.scaling import standardized
 from personafl.federation.splits import (
     Splitting,
@@ -46,6 +53,8 @@ from personafl.federation.splits import (
     split_samples,
 )
 from personafl.federation.tabular_files import open_table
+from personafl.federation.tabular_inputs import Choice
+from personafl.inputs import Inputs, as_state, some
 from personafl.streams import name_key
 
 DEFAULT_SPLITS = (0.7, 0.1, 0.2)
@@ -58,9 +67,9 @@ class Federation:
 
     Attributes
     ----------
-    x : Tensor
+    x : Tensor, or dict of str to Tensor
         (N, ...) features, client after client, inside a client [train | validation | test]; float32, int64
-        or uint8.
+        or uint8. Several inputs have names, and the module gets them as keywords.
     y : Tensor
         int64 (N,) classes, float32 (N,) or (N, d) regression targets, int64 (N, d) of 0 and 1 for several labels a
         sample, or int64 (N, length) or (N, height, width) classes of words or pixels, -100 for what does not count.
@@ -91,7 +100,7 @@ class Federation:
     (2, [1, 1], 2)
     """
 
-    x: torch.Tensor
+    x: Inputs
     y: torch.Tensor
     bounds: Indices
     ids: tuple[str, ...]
@@ -116,7 +125,7 @@ class Federation:
         check_labels(self)
         check_class_names(self)
         if not scanned:
-            check_finite(self, self.x, "features")
+            check_features(self)
             check_constants(self)
 
     def __len__(self) -> int:
@@ -169,7 +178,7 @@ class Federation:
             raise DataError(f"no client {client_id!r} among the {len(self)} clients; did you mean {near[0]!r}?")
         return self._positions[client_id]
 
-    def client(self, client_id: str | int) -> dict[Split, tuple[torch.Tensor, torch.Tensor]]:
+    def client(self, client_id: str | int) -> dict[Split, tuple[Inputs, torch.Tensor]]:
         """One client's (x, y) for each split, as views of the store.
 
         >>> fed = Federation.from_clients({"ann": {"train": ([[0.0]], [0]), "test": ([[5.0]], [1])}})
@@ -178,15 +187,18 @@ class Federation:
         """
         edges = self.bounds[self.index(client_id)].tolist()
         return {
-            split: (self.x[edges[s] : edges[s + 1]], self.y[edges[s] : edges[s + 1]]) for s, split in enumerate(SPLITS)
+            split: (some(self.x, slice(edges[s], edges[s + 1])), self.y[edges[s] : edges[s + 1]])
+            for s, split in enumerate(SPLITS)
         }
 
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that training can see; equal for equal data on every machine."""
-        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.constants_of(self)]
+        inputs = sorted(as_state(self.x).items())
+        arrays = [*(value.numpy() for _, value in inputs), self.y.numpy(), self.bounds, *folders.constants_of(self)]
         labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
-        return folders.digest(arrays, labels)
+        # One tensor has no name, so that its federation has the fingerprint that it always had.
+        return folders.digest(arrays, labels + ([[name for name, _ in inputs]] if isinstance(self.x, dict) else []))
 
     @classmethod
     def from_arrays(
@@ -204,6 +216,7 @@ class Federation:
         classes: int | None = None,
         label_type: LabelType = "auto",
         missing: Missing = "error",
+        length: int | None = None,
         name: str = "arrays",
         truth: dict[str, Array] | None = None,
         notes: Sequence[str] = (),
@@ -216,7 +229,10 @@ class Federation:
         ----------
         x, y : array-like
             Features (N, ...) and labels (N,) or (N, d). Integer labels are classes, float labels regression
-            targets.
+            targets. `x` may be several inputs by name, {"ids": (N, ...), "image": (N, ...)}, which the module gets as
+            keywords. Lists of samples of unequal length are padded: integers with 0, floats with 0.0, labels with
+            -100, and there is another input `mask`, 1 for what is real and 0 for padding; one tensor is then the
+            input `x`.
         partition : Partition, optional
             Deals the samples to clients named client-0, client-1, …
         clients : array-like, optional
@@ -241,6 +257,8 @@ class Federation:
             `error`; or `fill`: NaN in features (N, d) becomes the median of the training samples of all clients, and
             each feature that has gaps there gets another, after all others, that is 1 where it was missing and else 0.
             What was filled in is in `constants`.
+        length : int, optional
+            What samples of unequal length are padded to; left out, the longest.
         classes, name, truth, notes, constants, class_names
             As in the class; `truth` in the order of the ids.
 
@@ -251,7 +269,9 @@ class Federation:
         (('ann', 'bob'), [0, 1])
         """
         check_missing(missing)
-        features, targets = pair(x, y, "the data")
+        brought = [pair(x, y, "the data")]
+        [(features, targets)] = equal_length(brought, length)
+        notes = [*notes, *padding_notes(brought, [(features, targets)])]
         if len(targets) == 0:
             raise DataError("the federation is empty: x and y hold no sample")
         if (partition is None) == (clients is None):
@@ -299,6 +319,7 @@ class Federation:
         classes: int | None = None,
         label_type: LabelType = "auto",
         missing: Missing = "error",
+        length: int | None = None,
         name: str = "clients",
         constants: dict[str, torch.Tensor] | None = None,
         class_names: Sequence[str] | None = None,
@@ -312,8 +333,8 @@ class Federation:
             y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
         groups : mapping, optional
             {id: group}.
-        splits, splitting, seed, classes, label_type, missing, name, constants, class_names
-            As in `from_arrays`.
+        splits, splitting, seed, classes, label_type, missing, length, name, constants, class_names
+            As in `from_arrays`, as are several inputs by name and samples of unequal length.
 
         Examples
         --------
@@ -327,7 +348,8 @@ class Federation:
         if not data:
             raise DataError("the federation is empty: no client was given")
         ids = [str(client) for client in data]
-        pieces, counts, divided = client_pieces(ids, list(data.values()))
+        brought, counts, divided = client_pieces(ids, list(data.values()))
+        pieces = equal_length(brought, length)
         labels = typed_labels([y for _, y in pieces], label_type, classes)
         rank = sample_ranks(splitting, None, int(counts.sum()))
         if divided:
@@ -345,7 +367,7 @@ class Federation:
             groups=None if groups is None else tuple(groups_of_clients(groups, ids, None) or ()),
             classes=classes,
             name=name,
-            notes=tuple(label_notes(labels, classes) if class_names is None else ()),
+            notes=(*padding_notes(brought, pieces), *(label_notes(labels, classes) if class_names is None else ())),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
             scanned=missing == "fill",
@@ -362,20 +384,22 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         label_type: LabelType = "auto",
+        length: int | None = None,
         missing: Missing = "error",
         name: str | None = None,
     ) -> "Federation":
         """A federation of a folder with one `.npz` file a client; the file's stem is the client's id.
 
         A file holds the arrays `x` and `y`, or `x_train`, `y_train` and where there are any `x_val`, `y_val`,
-        `x_test`, `y_test`; optionally the string `group`. Nothing in a file is executed: pickled objects are
-        refused. Other files of the folder are left alone.
+        `x_test`, `y_test`; optionally the string `group`. Several inputs are `x.NAME`, `x_train.NAME`, …; samples of
+        unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`.
+        Nothing in a file is executed: pickled objects are refused. Other files of the folder are left alone.
 
         Parameters
         ----------
         path
             The folder.
-        splits, splitting, seed, classes, label_type, missing, name
+        splits, splitting, seed, classes, label_type, missing, length, name
             As in `from_arrays`; the name is the folder's unless given.
 
         Examples
@@ -394,6 +418,7 @@ class Federation:
             splits=splits,
             splitting=splitting,
             seed=seed,
+            length=length,
             classes=classes,
             label_type=label_type,
             missing=missing,
@@ -408,13 +433,14 @@ class Federation:
         label: str | Sequence[str],
         client: str | None = None,
         partition: Partition | None = None,
-        features: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | Choice | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         split: str | None = None,
         time: str | None = None,
         normalize: tabular.Normalization = "none",
         missing: Missing = "error",
+        length: int | None = None,
         label_type: LabelType = "auto",
         splits: Sequence[float] = DEFAULT_SPLITS,
         splitting: Splitting = "random",
@@ -440,11 +466,15 @@ class Federation:
         partition : Partition, optional
             Deals the rows to clients, whatever a client column says; `Natural` keeps that column's clients, or
             those of them who have enough rows.
-        features : str or sequence of str, optional
+        features : str, sequence of str, or mapping, optional
             The columns of numbers that make x, in this order; all others that hold numbers, if left out. One
-            name alone may be a column of arrays (an embedding, a picture), whose shape is kept.
+            name alone may be a column of arrays (an embedding, a picture), whose shape is kept. A mapping makes several
+            inputs, {"numbers": ["age", "dose"], "categories": ["ward"], "ids": "tokens"}: numbers are float32
+            (N, d), categories int64 (N, d), the place of a value among all values of its column, and a name alone is
+            a column as it is, where lists of unequal length are padded as in `from_arrays`.
         categorical : sequence of str
-            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0.
+            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0. With a
+            mapping: columns that are categories though they hold whole numbers; text is a category anyway.
         group, split : str, optional
             With `client`: the column with the client's group; the column that says train, val (or validation)
             or test. Without `split`, each client's rows are split by `splits`.
@@ -458,7 +488,7 @@ class Federation:
         label_type
             `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multi-label`, or by what is in the
             column: `auto`.
-        splits, splitting, seed, classes, name
+        length, splits, splitting, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
 
         Examples
@@ -468,7 +498,7 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
-        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing)
+        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
         rows = tabular.read_rows([open_table(table)], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
@@ -485,6 +515,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         label_type: LabelType = "auto",
+        length: int | None = None,
         missing: Missing = "error",
         name: str = "datasets",
         class_names: Sequence[str] | None = None,
@@ -498,8 +529,9 @@ class Federation:
         ----------
         data
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
-            it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
-        groups, splits, splitting, seed, classes, label_type, missing, name, class_names
+            it is. A dataset is map-style (it has a length) and its items are pairs (x, y), where x may be several
+            inputs by name and of unequal length.
+        groups, splits, splitting, seed, classes, label_type, missing, length, name, class_names
             As in `from_clients`.
 
         Examples
@@ -509,10 +541,12 @@ class Federation:
         >>> Federation.from_datasets({"ann": ann}).sizes("train").tolist()
         [7]
         """
+        if not isinstance(data, Mapping):
+            raise DataError(f"data is a {type(data).__name__}; expected a mapping of client ids to datasets")
         read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
             read, groups=groups, splits=splits, splitting=splitting, seed=seed, classes=classes, label_type=label_type,
-            missing=missing, name=name, class_names=class_names,
+            missing=missing, length=length, name=name, class_names=class_names,
         )  # fmt: skip
 
     @classmethod
@@ -523,12 +557,13 @@ class Federation:
         label: str | Sequence[str] = "label",
         client: str | None = None,
         partition: Partition | None = None,
-        features: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | Choice | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         time: str | None = None,
         normalize: tabular.Normalization = "none",
         missing: Missing = "error",
+        length: int | None = None,
         label_type: LabelType = "auto",
         splits: Sequence[float] = DEFAULT_SPLITS,
         splitting: Splitting = "random",
@@ -546,10 +581,10 @@ class Federation:
         label, client, partition, features, categorical, group, time, normalize, missing, label_type, splits
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
             width) in 0 to 1. A `ClassLabel`'s names become `class_names`.
-        splitting, seed, classes, name
+        length, splitting, seed, classes, name
             As in `from_arrays`.
         """
-        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing)
+        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
         name = name or "huggingface"
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)

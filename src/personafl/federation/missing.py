@@ -16,7 +16,8 @@ import torch
 from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import Array, Stored
 from personafl.federation.checks import listing, many
-from personafl.federation.scaling import is_training
+from personafl.federation.scaling import constant_name, is_training
+from personafl.inputs import part_name, parts, whole
 
 Fed = TypeVar("Fed", bound=Stored)
 Missing = Literal["error", "fill"]
@@ -40,15 +41,55 @@ def check_missing(missing: str) -> None:
         raise ConfigError(f"missing = {missing!r}: must be error, or fill (by the training data's median or mode)")
 
 
-def filled(fed: Fed, features: Sequence[Feature] = ()) -> Fed:
-    """A federation whose x has NaN for what is missing, filled in; `features` are the columns that x is made of."""
-    if not fed.x.is_floating_point():
+def filled(fed: Fed, features: Mapping[str, Sequence[Feature]] | None = None) -> Fed:
+    """A federation whose x has NaN for what is missing, filled in; `features` are the columns that inputs are made of.
+
+    Of several inputs, those that are floats and are named in `features`, or all of them.
+    """
+    constants: dict[str, torch.Tensor] = {}
+    gaps: list[str] = []
+    for name, value in _with_gaps(fed, features or {}).items():
+        if value.ndim != 2:
+            what, shape = part_name(name), tuple(value.shape)
+            raise DataError(f"missing = 'fill' is for features (N, d), and {what} has shape {shape}; use error")
+        found, lacking = _learned(fed, value, (features or {}).get(name) or ())
+        constants |= {constant_name(what, name): constant for what, constant in found.items()}
+        gaps += lacking
+    if not constants:
         return fed
-    if fed.x.ndim != 2:
-        raise DataError(f"missing = 'fill' is for features (N, d), and x has shape {tuple(fed.x.shape)}; use error")
-    columns = features or [Feature(str(j)) for j in range(fed.x.shape[1])]
-    training = fed.x.numpy()[is_training(fed)]
-    values, indicators, gaps = np.zeros(fed.x.shape[1], np.float32), [], []
+    note = f"filled in what is missing in {many(len(gaps), 'feature')} (training samples): {listing(gaps, 10)}"
+    changed: Any = fed
+    made: Fed = replace(
+        changed,
+        x=whole({name: _filled_part(value, constants, name) for name, value in parts(fed.x).items()}),
+        notes=(*fed.notes, *([note] if gaps else [])),
+        constants=fed.constants | constants,
+        scanned=False,
+    )
+    return made
+
+
+def _with_gaps(fed: Stored, features: Mapping[str, Sequence[Feature]]) -> dict[str, torch.Tensor]:
+    """The floats; of several inputs those that are columns of a table, and others that lack a value."""
+    floats = {name: value for name, value in parts(fed.x).items() if value.is_floating_point()}
+    if not isinstance(fed.x, dict):
+        return floats
+    return {name: value for name, value in floats.items() if name in features or bool(torch.isnan(value).any())}
+
+
+def _filled_part(value: torch.Tensor, constants: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if constant_name(VALUE, name) not in constants:
+        return value
+    return torch.from_numpy(filled_array(value.numpy(), constants, part_name(name), name))
+
+
+def _learned(
+    fed: Stored, value: torch.Tensor, features: Sequence[Feature]
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The constants of one input, and which features have gaps."""
+    columns = features or [Feature(str(j)) for j in range(value.shape[1])]
+    training = value.numpy()[is_training(fed)]
+    values, indicators, gaps = np.zeros(value.shape[1], np.float32), [], []
     first = 0
     for column in columns:
         block = training[:, first : first + column.width]
@@ -60,27 +101,17 @@ def filled(fed: Fed, features: Sequence[Feature] = ()) -> Fed:
             indicators.append(first)
             gaps.append(f"{column.name} ({len(block) - len(known)})")
         first += column.width
-    constants = {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}
-    note = f"filled in what is missing in {many(len(gaps), 'feature')} (training samples): {listing(gaps, 10)}"
-    whole: Any = fed
-    made: Fed = replace(
-        whole,
-        x=torch.from_numpy(filled_array(fed.x.numpy(), constants)),
-        notes=(*fed.notes, *([note] if gaps else [])),
-        constants=fed.constants | constants,
-        scanned=False,
-    )
-    return made
+    return {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}, gaps
 
 
-def filled_array(x: Any, constants: Mapping[str, torch.Tensor], whose: str = "x") -> Array:
+def filled_array(x: Any, constants: Mapping[str, torch.Tensor], whose: str = "x", name: str = "") -> Array:
     """Features (n, d) with NaN for what is missing, filled in as a federation was that has these constants.
 
     >>> constants = {VALUE: torch.tensor([1.0, 7.0]), INDICATOR: torch.tensor([1])}
     >>> filled_array([[2.0, np.nan]], constants)
     array([[2., 7., 1.]], dtype=float32)
     """
-    values, indicators = constants[VALUE].numpy(), constants[INDICATOR].numpy()
+    values, indicators = (constants[constant_name(what, name)].numpy() for what in (VALUE, INDICATOR))
     x = np.asarray(x)
     if x.shape[1:] != values.shape or x.dtype.kind not in "biuf":
         raise DataError(
@@ -93,16 +124,19 @@ def filled_array(x: Any, constants: Mapping[str, torch.Tensor], whose: str = "x"
 
 def filled_clients(data: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """What newcomers bring, {id: (x, y)} or {id: {split: (x, y)}}, filled in. Without constants for that, as it is."""
-    if not {VALUE, INDICATOR} <= constants.keys():
+    if not any(name.startswith(VALUE) for name in constants):
         return dict(data)
 
     def pair(brought: Any, whose: str) -> Any:
-        return (filled_array(brought[0], constants, whose), *brought[1:])
+        given = brought[0] if isinstance(brought[0], dict) else {"": brought[0]}
+        lacking = [name for name in given if constant_name(VALUE, name) in constants]
+        filled_in = {name: filled_array(given[name], constants, f"{part_name(name)}{whose}", name) for name in lacking}
+        return (whole({**given, **filled_in}), *brought[1:])
 
     return {
-        client: {split: pair(part, f"x of client {client!r} ({split})") for split, part in brought.items()}
+        client: {split: pair(part, f" of client {client!r} ({split})") for split, part in brought.items()}
         if isinstance(brought, Mapping)
-        else pair(brought, f"x of client {client!r}")
+        else pair(brought, f" of client {client!r}")
         for client, brought in data.items()
     }
 

@@ -58,9 +58,9 @@ def overview(federation: Federation) -> dict[str, Any]:
     made: dict[str, Any] = {
         "name": federation.name,
         "clients": len(federation),
-        "samples": len(federation.x),
+        "samples": len(federation.y),
         "sizes": _spread(sizes),
-        "shares": {split: round(float(federation.sizes(split).sum() / len(federation.x)), 4) for split in SPLITS},
+        "shares": {split: round(float(federation.sizes(split).sum() / len(federation.y)), 4) for split in SPLITS},
         "without_test_samples": int((federation.sizes("test") == 0).sum()),
         "classes": federation.classes,
         "classes_per_client": None,

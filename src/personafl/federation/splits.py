@@ -52,7 +52,11 @@ def sample_ranks(splitting: str, time: Any, samples: int) -> Array | None:
     ranks = np.asarray(time.cpu() if isinstance(time, torch.Tensor) else time)
     if ranks.shape != (samples,):
         raise DataError(f"time has shape {ranks.shape}, expected ({samples},): when each sample was taken")
-    ranks = ranks.astype("datetime64[ns]").astype(np.int64) if ranks.dtype.kind == "M" else ranks
+    if ranks.dtype.kind in "UM":
+        try:
+            ranks = ranks.astype("datetime64[us]").astype(np.int64)
+        except ValueError as error:
+            raise DataError(f"time is text that is no date ({error}); expected numbers or dates") from error
     if ranks.dtype.kind not in "iuf" or (ranks.dtype.kind == "f" and not np.isfinite(ranks).all()):
         raise DataError(f"time holds {ranks.dtype} values; expected numbers or dates, one a sample, none missing")
     return ranks
@@ -69,6 +73,9 @@ def dealt_clients(
     partition: Partition, labels: Array, seed: int
 ) -> tuple[list[str], Indices, Indices, list[str] | None, list[str]]:
     """What a partition makes: ids, the samples that it deals, the position of each one's client, groups and notes."""
+    if isinstance(partition, type) or not callable(partition) or not hasattr(partition, "name"):
+        given = f"the class {partition.__name__}" if isinstance(partition, type) else repr(partition)
+        raise ConfigError(f"partition is {given}: give one such as pf.partition.Dirichlet(clients=20, alpha=0.3)")
     dealt = partition(labels, generator(seed, "partition"))
     samples, owner = _dealt_samples(dealt.parts, len(labels), partition.name)
     return [f"client-{m}" for m in range(len(dealt.parts))], samples, owner, dealt.groups, dealt.notes
@@ -129,10 +136,11 @@ def groups_of_clients(groups: Any, ids: Sequence[str], owner: Indices | None) ->
 
 def _split_counts(sizes: Indices, splits: Sequence[float]) -> Indices:
     """How many samples each client has for training, validation and test: (M, 3), by largest remainder."""
-    shares = np.asarray(splits, float)
+    numbers = isinstance(splits, Sequence | np.ndarray) and all(isinstance(s, float | int | np.number) for s in splits)
+    shares = np.asarray(splits, float) if numbers else np.zeros(0)
     if shares.shape != (3,) or not (shares >= 0).all() or shares[0] <= 0 or abs(shares.sum() - 1) > 1e-6:
         raise ConfigError(
-            f"splits = {splits} must be the shares of train, validation and test: none negative, train above 0, sum 1"
+            f"splits = {splits!r} must be the shares of train, validation and test: none negative, train above 0, sum 1"
         )
     ideal = np.round(sizes[:, None] * shares, 9)  # 0.7 · 10 is 7, not 6.999…
     counts: Indices = np.floor(ideal).astype(np.int64)

@@ -8,14 +8,14 @@ mean loss itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-Objective = Callable[..., Any]
+from personafl.tasks.base import Objective as Objective
 
 
 def couples_samples(objective: Objective) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.parameter import is_lazy
@@ -27,6 +26,8 @@ from personafl.kernels.randomness import keyed_draws, line_that_draws, other_gen
 from personafl.kernels.stacked_model import Plan, StackedModel, move_constants
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
+from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
+from personafl.tasks.classes import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -42,38 +43,7 @@ class Batch:
     key: Tensor
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of each sample; classes are the last axis, further axes are averaged."""
-    if outputs.dim() == 2:
-        return F.cross_entropy(outputs, y, reduction="none")
-    value = torch.logsumexp(outputs, -1) - outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    return value.flatten(1).mean(1)
-
-
-def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """Squared error of each sample, averaged over the outputs."""
-    return _like(outputs, y).sub(y).square().flatten(1).mean(1) if y.dim() > 1 else (_like(outputs, y) - y).square()
-
-
-def correct(outputs: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest output is the label, else 0."""
-    hit = (outputs.argmax(-1) == y).float()
-    return hit if hit.dim() == 1 else hit.flatten(1).mean(1)
-
-
-def absolute_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """Absolute error of each sample, averaged over the outputs."""
-    error = (_like(outputs, y) - y).abs()
-    return error if error.dim() == 1 else error.flatten(1).mean(1)
-
-
-def _like(outputs: Tensor, y: Tensor) -> Tensor:
-    """Outputs of shape (n, 1) meet targets of shape (n,) without broadcasting to (n, n)."""
-    return outputs if outputs.shape == y.shape else outputs.reshape(y.shape)
-
-
-LOSSES: dict[str, Objective] = {"cross_entropy": cross_entropy, "mse": squared_error}
-METRICS: dict[str, dict[str, Objective]] = {"cross_entropy": {"correct": correct}, "mse": {"abs_error": absolute_error}}
+LOSSES: dict[str, type[LearningTask]] = {"cross_entropy": Classification, "mse": Regression}
 
 
 class Task:
@@ -86,10 +56,16 @@ class Task:
         the others make up the vector, in the order of `named_parameters()`. Modes are honoured: a submodule in `eval()`
         stays so while clients train.
     loss
-        `"cross_entropy"` (classification), `"mse"` (regression), or a function `(outputs, y) -> value per sample`.
+        A task such as `pf.tasks.Multilabel()`, which has a loss and metrics; `"cross_entropy"` for
+        `pf.tasks.Classification()`, `"mse"` for `pf.tasks.Regression()`; or a function `(outputs, y) -> value per
+        sample`, which has no metrics.
     metrics
-        Name to a function `(outputs, y) -> value per sample`; evaluation reports their sums over a client's
-        samples. Left out: `correct` for classification, `abs_error` for regression, none with a loss of your own.
+        More metrics: name to a function `(outputs, y) -> value per sample` or a `pf.Metric`.
+
+    Attributes
+    ----------
+    kind
+        The task: its loss is `objective`, and `metrics` are the functions whose sums over samples evaluation gives.
 
     Examples
     --------
@@ -103,18 +79,20 @@ class Task:
     def __init__(
         self,
         module: nn.Module,
-        loss: Literal["cross_entropy", "mse"] | Objective = "cross_entropy",
-        metrics: Mapping[str, Objective] | None = None,
+        loss: str | Objective | LearningTask = "cross_entropy",
+        metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
     ) -> None:
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"unknown loss {loss!r}: known are {', '.join(LOSSES)}, or a function (outputs, y)")
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
                 raise ModelError(f"parameter {name!r} is not initialized: pass one batch through the lazy module first")
-        self.objective: Objective = LOSSES[loss] if isinstance(loss, str) else loss
-        self.metrics: dict[str, Objective] = dict(
-            metrics if metrics is not None else METRICS[loss] if isinstance(loss, str) else {}
-        )
+        kind = LOSSES[loss]() if isinstance(loss, str) else loss
+        if not isinstance(kind, LearningTask):
+            kind = OwnTask(own_loss=kind)
+        self.kind: LearningTask = kind.with_own(None, metrics)
+        self.objective: Objective = self.kind.objective
+        self.metrics: dict[str, Objective] = self.kind.summed
         self.template = module
         self.frame = Frame()
         self._training = replace_layers(_copied(module), self.frame)
@@ -151,7 +129,7 @@ class Task:
 
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
-        other = Task(self.template, self.objective, self.metrics)
+        other = Task(self.template, self.kind)
         other.precision = self.precision
         other.frame.draws = dict(self.frame.draws)
         if self._together is not None:
@@ -164,7 +142,7 @@ class Task:
     @property
     def classification(self) -> bool:
         """Whether the model's outputs are the logits of classes."""
-        return self.objective is cross_entropy
+        return self.kind.classification
 
     @property
     def precision(self) -> str:
@@ -278,8 +256,8 @@ class Task:
         )
 
     def evaluate(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the samples of the loss and of each metric, in evaluation mode."""
-        return self._sums(self.predict(theta, batch.x, batch.weight), batch.y, batch.weight)
+        """Sums over the samples of the loss and of what metrics are made of, in evaluation mode."""
+        return self.sums(self.predict(theta, batch.x, batch.weight), batch.y, batch.weight)
 
     # --- many clients at once --------------------------------------------------------------------------------
 
@@ -383,15 +361,8 @@ class Task:
         try:
             with torch.no_grad():
                 outputs = self.predict(self.theta0.to(y.device), x)
-                if self.objective is cross_entropy and outputs.shape[-1] <= int(y.max()):
-                    raise ModelError(f"the model has {outputs.shape[-1]} outputs but the data has label {int(y.max())}")
-                for name, function in {"loss": self.objective, **self.metrics}.items():
-                    shape = tuple(function(outputs, y).shape)
-                    if shape != (len(y),):
-                        raise ModelError(
-                            f"{name} gives values of shape {shape} for {len(y)} samples: it must give one value per "
-                            "sample (for a torch loss: reduction='none')"
-                        )
+                self.kind.check_outputs(outputs, y)
+                self._check_values(outputs, y)
                 self.loss(self.theta0.to(y.device), batch)
         except ModelError:
             raise
@@ -414,6 +385,18 @@ class Task:
                 f"{type(self.template).__name__} draws from Python's or NumPy's random generator in its forward pass "
                 f"({where}), which no client's seed controls: use torch.rand, torch.randint, … there"
             )
+
+    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Whether losses and metrics give what they should."""
+        found = {} if couples_samples(self.objective) else {"loss": self.objective(outputs, y)}
+        found |= {m.name: m.function(outputs, y) for m in self.kind.measures if m.per == "sample"}
+        for name, values in found.items():
+            for part in values if isinstance(values, tuple) else (values,):
+                if tuple(part.shape) != (len(y),):
+                    raise ModelError(
+                        f"{name} gives values of shape {tuple(part.shape)} for {len(y)} samples: it must give one "
+                        "value per sample (for a torch loss: reduction='none')"
+                    )
 
     def activation_size(self, x: Inputs) -> int:
         """How many numbers the model's layers put out for one sample, to plan memory by."""
@@ -513,10 +496,11 @@ class Task:
         outputs = self._forward(self._training, params, batch.x, batch.key, batch.weight)
         return mean_loss(objective, outputs, batch.y, batch.weight, extra)
 
-    def _sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """As `evaluate`, of outputs that are there."""
         samples = weight.sum()
         loss = torch.where(samples > 0, mean_loss(self.objective, outputs, y, weight) * samples, 0.0)
-        return {"loss": loss} | {n: (f(outputs, y) * weight).sum() for n, f in self.metrics.items()}
+        return {"loss": loss} | {n: _weighted(f(outputs, y), weight).sum(0) for n, f in self.metrics.items()}
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -531,8 +515,13 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def _sums(metric: Objective, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The sums of a metric over the samples of K clients."""
-    sums: Tensor = (metric(outputs.flatten(0, 1), y.flatten(0, 1)).view(weight.shape) * weight).sum(1)
-    return sums
+    values = metric(outputs.flatten(0, 1), y.flatten(0, 1))
+    return _weighted(values.unflatten(0, weight.shape), weight).sum(1)
+
+
+def _weighted(values: Tensor, weight: Tensor) -> Tensor:
+    """Values, or several for each sample, times the weights of samples."""
+    return values * weight.reshape(*weight.shape, *(1 for _ in range(values.dim() - weight.dim())))
 
 
 def _slope(objective: Objective, outputs: Tensor, y: Tensor, weight: Tensor, extra: Mapping[str, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import tomli_w
 from personafl.report.runs import Reported
 from personafl.runs.run import Run
 from personafl.settings import Schedule
-from personafl.study.judgement import floats
+from personafl.study.values import floats
 
 _OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
 _OF_SCHEDULE = [f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD]
@@ -35,6 +35,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("seeds", [_seeds(found)]),
         ("model", [_table(run.manifest.get("model")) for run in runs]),
         ("parameters", [_resolved(run, "parameters") for run in runs]),
+        ("task", [_table(run.manifest["resolved"].get("task")) for run in runs]),
         ("loss", [_resolved(run, "loss") for run in runs]),
         ("local training", [_table(run.manifest.get("local")) for run in runs]),
         ("privacy", _privacy(found)),

@@ -125,6 +125,13 @@ class RunFolder:
                     f"{self.path} holds another run: its {key} is {old.get(key)!r}, now it is {new.get(key)!r}; "
                     "resume with the same settings, or name another folder with out (--out)"
                 )
+        task = [key for key in sorted(old.keys() | new.keys()) if key.startswith("resolved.task.")]
+        if changed := [key for key in task if "resolved.task.name" in old and old.get(key) != new.get(key)]:
+            key = changed[0]
+            raise RunError(
+                f"{self.path} holds a run of another task: its {key.removeprefix('resolved.')} is {old.get(key)!r}, "
+                f"now it is {new.get(key)!r}; resume with the same task, or name another folder with --out"
+            )
         for key, what in (("fingerprint", "data"), ("parameters", "model"), ("loss", "loss")):
             if old.get(f"resolved.{key}") != new.get(f"resolved.{key}"):
                 raise RunError(f"the {what} is not the same as when {self.path} was started: cannot resume with it")

@@ -14,12 +14,13 @@ from torch import nn
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.errors import ConfigError
 from personafl.federation import Federation
-from personafl.jobs import default_loss
+from personafl.jobs import module_task
 from personafl.kernels.task import Objective, Task
 from personafl.models import initial_weights
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.study.plan import REFERENCES, Plan, grids, missing_references
 from personafl.study.recipes import JobRecipe
+from personafl.tasks import LearningTask, Metric
 from personafl.training.arguments import algorithm_of
 from personafl.training.privacy import Privacy
 
@@ -32,8 +33,9 @@ class Subject:
 
     federation: Federation | Callable[[int], Federation]
     module: nn.Module | Callable[[int], nn.Module]
+    task: str | LearningTask | None
     loss: str | Objective | None
-    metrics: Mapping[str, Objective] | None
+    metrics: Mapping[str, Any] | Sequence[Metric] | None
     schedule: Schedule
     local: Local
     engine: EngineSettings
@@ -63,8 +65,7 @@ def module_plan(
     def task(seed: int, federation: Federation) -> Task:
         module = modules(seed)
         if module not in tasks:
-            loss = subject.loss or default_loss(federation)
-            tasks[module] = Task(module, loss, subject.metrics)  # type: ignore[arg-type]
+            tasks[module] = module_task(federation, module, subject.task, subject.loss, subject.metrics)
         return tasks[module]
 
     def recipe(method: str, seed: int, settings: Mapping[str, Any]) -> JobRecipe:

@@ -111,8 +111,7 @@ def identity(recipe: Recipe, federation: Federation) -> str:
         everything = [
             description(job.algorithm),
             description(job.task.template),
-            description(job.task.objective),
-            description(job.task.metrics),
+            description(job.task.kind),
         ]
     kept = {key: value for key, value in tables.items() if key not in ("engine", "ray", "checkpoint_every")}
     everything = [kept, federation.fingerprint, __version__, *everything]

@@ -16,6 +16,8 @@ from personafl.errors import ConfigError, DataError, ModelError
 from personafl.federation import Federation
 from personafl.registry import choose, require_known_key
 from personafl.settings import EngineSettings, Local, Schedule
+from personafl.training.events import Listener
+from personafl.training.privacy import Privacy
 
 
 def algorithm_of(given: Any) -> Algorithm:
@@ -52,8 +54,8 @@ def check_federation(given: Any) -> None:
         how = "pf.Federation.from_table(frame, client=…, label=…)"
     elif given is Federation:
         how = "pf.Federation.from_arrays(x, y, clients=…), or another of its from_… constructors"
-    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, np.ndarray | Tensor):
-        how = "pf.Federation.from_datasets({client: dataset, …}) or from_arrays(x, y, clients=…)"
+    elif hasattr(given, "__getitem__") and not isinstance(given, np.ndarray | Tensor | tuple | list):
+        how = "pf.Federation.from_datasets({client: dataset, …}) or another of its from_… constructors"
     raise DataError(f"federation is {_what(given)}: make one with {how}")
 
 
@@ -74,21 +76,47 @@ def check_model(given: Any) -> None:
 
 
 def check_settings(
-    schedule: Any, local: Any, engine: Any, seed: Any, metrics: Any = None, settings: Mapping[str, Any] | None = None
+    schedule: Any,
+    local: Any,
+    privacy: Any,
+    engine: Any,
+    *,
+    loss: Any = None,
+    metrics: Any = None,
+    out: Any = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse settings of another kind than they must be."""
-    for key, given, kind in (("schedule", schedule, Schedule), ("local", local, Local)):
+    for key, given, kind in (("schedule", schedule, Schedule), ("local", local, Local), ("privacy", privacy, Privacy)):
         if given is not None and not isinstance(given, kind):
-            raise ConfigError(f"{key} is {_what(given)}: give pf.{kind.__name__}({_fields(kind)})")
+            raise ConfigError(f"{key} is {_what(given)}: give pf.{kind.__name__}({_EXAMPLES[kind]})")
     if not isinstance(engine, str | EngineSettings):
         raise ConfigError(f"engine is {_what(engine)}: give a name such as 'stacked', or pf.EngineSettings(…)")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed = {seed!r}: must be a whole number, at least 0 and below 2^63")
-    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+    if isinstance(loss, type):
+        each = "reduction='none'" if issubclass(loss, nn.Module) else ""
+        raise ConfigError(f"loss is {_what(loss)}: give an instance, {loss.__name__}({each})")
+    if isinstance(loss, int | float | list | tuple | Mapping):
+        raise ConfigError(f"loss is {_what(loss)}: give its name, or a function of (outputs, y), one value a sample")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out is {_what(out)}: give the path of a folder")
+    if metrics is not None and not isinstance(metrics, Mapping):
         raise ConfigError(f"metrics is {_what(metrics)}: give {{name: function of (outputs, y)}}")
     for key in settings or {}:
         if key in (field.name for field in fields(Local)):
             raise ConfigError(f"{key} belongs to local training: write local=pf.Local({key}=…)")
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {seed!r}: must be a whole number, at least 0 and below 2^63")
+
+
+def check_listeners(listeners: Any) -> None:
+    """Refuse what cannot be told about rounds."""
+    for listener in listeners:
+        if isinstance(listener, type) or not all(hasattr(listener, told) for told in vars(Listener) if told[0] != "_"):
+            raise ConfigError(f"listeners holds {_what(listener)}: give objects of a class made of pf.Listener")
 
 
 def check_keys(settings: Mapping[str, Any]) -> None:
@@ -125,5 +153,4 @@ def _what(given: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _fields(kind: type[Schedule | Local]) -> str:
-    return "rounds=…, activity=…" if kind is Schedule else "lr=…, batch_size=…, steps=…"
+_EXAMPLES = {Schedule: "rounds=…, activity=…", Local: "lr=…, batch_size=…, steps=…", Privacy: "clip=…, noise=…"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,22 @@ from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.engines.base import Engine, Work
+from personafl.engines.measuring import measure_held_back, measure_split
 from personafl.federation import Federation
 from personafl.federation.arrays import SPLITS, Split
-from personafl.kernels.task import Task, correct
+from personafl.kernels.task import Task
+from personafl.metrics.measures import ACCURACY, LOSS, Measure
 from personafl.states import Ints, State
 from personafl.storage.client_store import ClientStore
+from personafl.tasks.base import column_of
 from personafl.training.client_states import states
 
 Columns = dict[str, NDArray[Any]]
 
 AT_ONCE = 65_536
 """Clients that are worked on at once where they have one model in common."""
+WHO = ("personal", "global", "personal_val", "global_val", "personal_held")
+"""Whose model a number is about, and on which data where it is not test data."""
 MEGABYTES = 64  # more at once is no faster
 
 
@@ -162,7 +167,7 @@ def measure(
     ids: Ints | None = None,
     seen: Callable[[Personal], None] = lambda part: None,
 ) -> Columns:
-    """Sums of loss and metrics for each client: `personal_*`, `global_*`, and the same on validation data.
+    """Each client's sum of losses, right answers and other metrics: `personal_*`, `global_*`, and on validation data.
 
     `personal_held_*` are those on the `n_held` validation samples that are held back from algorithms, if any are.
 
@@ -177,10 +182,10 @@ def measure(
         made = part.gradients
         block["gradients"] = np.zeros(len(part.ids)) if made is None else made.cpu().numpy().astype(np.float64)
         for split, tag in (("test", "personal_"), ("val", "personal_val_")):
-            sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
-            block |= {f"{tag}{name}": values for name, values in sums.items()}
+            found = measure_split(engine, part.theta, part.ids, split)  # type: ignore[arg-type]
+            block |= {f"{tag}{name}": values for name, values in found.items()}
         if engine.local.held_back is not None:
-            held = engine.evaluate_held_back(part.theta, part.ids)
+            held = measure_held_back(engine, part.theta, part.ids)
             block |= {"n_held": held.pop("n"), **{f"personal_held_{name}": values for name, values in held.items()}}
         blocks.append(block)
         seen(part)
@@ -189,17 +194,17 @@ def measure(
     columns = {name: values[order] for name, values in columns.items()}
     for split, tag in (("test", "global_"), ("val", "global_val_")):
         if common is None:
-            columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.metrics)}
+            columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.kind.columns)}
             continue
         few = common_model(engine, common, ids)
-        parts = [engine.evaluate(theta, some, split) for some, theta in few]  # type: ignore[arg-type]
+        parts = [measure_split(engine, theta, some, split) for some, theta in few]  # type: ignore[arg-type]
         columns |= {f"{tag}{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return columns
 
 
 def held_back_columns(task: Task) -> list[str]:
     """What `measure` adds where validation data is held back from algorithms."""
-    return ["n_held", *(f"personal_held_{name}" for name in ("loss", *task.metrics))]
+    return ["n_held", *(f"personal_held_{name}" for name in ("loss", *task.kind.columns))]
 
 
 def client_table(
@@ -208,8 +213,9 @@ def client_table(
 ) -> pa.Table:  # fmt: skip
     """The rows of clients.parquet for one evaluation of these clients.
 
-    Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
-    has null there, and so has everybody for the global model of an algorithm that has none.
+    Losses become means over the client's samples, right answers stay counts (`personal_correct`), other metrics are the
+    client's values. A client without samples has null there, and so has one of which a metric has no value, and
+    everybody for the global model of an algorithm that has none.
 
     `gradients` is what the model that is measured has cost the client so far: those of all its training, and those of
     the program before this evaluation; null where it is not known.
@@ -232,15 +238,16 @@ def client_table(
         "round": pa.array(np.full(count, round, np.int32)),
         **{f"n_{split}": pa.array(n.astype(np.int32)) for split, n in sizes.items()},
     }
-    counted = task.metrics.get("correct") is correct and client_index.counted
-    order = [f"{who}{kind}" for who in tags for kind in (*task.metrics, "loss")]
-    for name in order:
+    order = {f"{who}{kind}": kind for who in tags for kind in (*task.kind.columns, "loss")}
+    for name, kind in order.items():
         values = columns[name]
         n = sizes["val" if "_val_" in name else "held" if "_held_" in name else "test"]
         absent = (n == 0) | (np.isnan(values) if name.startswith("global_") and np.isnan(values).all() else False)
-        if name.endswith("_loss"):
+        if kind == "loss":
             values = values / np.maximum(n, 1)
-        if counted and name.endswith("_correct"):
+        elif kind != "correct":
+            absent = absent | np.isnan(values)
+        if kind == "correct" and client_index.counted:
             out[name] = pa.array(np.where(absent, 0, values).astype(np.int32), mask=absent)
         else:
             out[name] = pa.array(values, mask=absent)
@@ -251,19 +258,28 @@ def client_table(
     return pa.table(out)
 
 
-def summary(table: pa.Table) -> dict[str, float]:
-    """One number for the federation from each column: weighted by samples, empty clients left out."""
+def summary(table: pa.Table, measures: Sequence[Measure] = (ACCURACY,)) -> dict[str, float]:
+    """One number for the federation from each column: weighted by samples, empty clients left out.
+
+    `personal_auc_undefined` counts clients that have data and no value, such as an AUC where there is one class.
+    """
     out: dict[str, float] = {}
-    for who in ("personal", "global", "personal_val", "global_val", "personal_held"):
+    for who in WHO:
         split = who.partition("_")[2] or "test"
         n = table.column(f"n_{split}").to_numpy().astype(np.float64) if f"n_{split}" in table.column_names else None
-        for column, name in ((f"{who}_correct", f"{who}_accuracy"), (f"{who}_loss", f"{who}_loss")):
+        for measure in (*measures, LOSS):
+            column, name = f"{who}_{column_of(measure)}", f"{who}_{measure.name}"
             if n is None or column not in table.column_names or table.column(column).null_count == len(table):
                 continue
             values = table.column(column).to_numpy(zero_copy_only=False).astype(np.float64)
             known = n > 0
-            total = values[known].sum() if column.endswith("_correct") else (values * n)[known].sum()
-            out[name] = float(total / n[known].sum())
+            if measure.name in ("accuracy", "loss"):
+                total = values[known].sum() if measure.name == "accuracy" else (values * n)[known].sum()
+                out[name] = float(total / n[known].sum())
+                continue
+            out[name] = measure.pooled(values, n)
+            if missing := int((np.isnan(values) & known).sum()):
+                out[f"{name}_undefined"] = missing
     return out
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from personafl.engines.base import Engine
-from personafl.kernels.task import cross_entropy
 from personafl.states import Ints
 from personafl.training.evaluation import Personal, common_model
 
@@ -28,7 +27,7 @@ class Predictions:
         self._engine, self._ids, self._common = engine, ids, common
         self._sizes = engine.federation.sizes("test")
         samples, single = self._sizes[ids].sum(), engine.federation.y.dim() == 1
-        self._wanted = engine.task.objective is cross_entropy and single and 0 < samples <= MOST
+        self._wanted = engine.task.classification and single and 0 < samples <= MOST
         self._owners: list[Ints] = []
         self._parts: list[pa.Table] = []
 

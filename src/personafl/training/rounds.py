@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from personafl.algorithms.base import Algorithm
-from personafl.kernels.task import LOSSES
 from personafl.registry import described
 from personafl.settings import Schedule
 from personafl.states import State
@@ -76,7 +75,9 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
         **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
         "resolved": {
             **origin.resolved,
-            "loss": next((name for name, known in LOSSES.items() if known is task.objective), "custom"),
+            "task": task.kind.settings,
+            "loss": task.kind.loss_name,
+            "metrics": {measure.name: measure.table() for measure in task.kind.measures},
             "parameters": task.size,
         },
         "versions": {

@@ -21,6 +21,7 @@ from personafl.algorithms.base import Algorithm, Sent
 from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.engines.base import torch_threads
 from personafl.errors import RunError, TrainingFailed
+from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.states import Ints, State
@@ -215,7 +216,11 @@ class Runner:
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
         stopped = {"stopped": self.stopped} if self.stopped else {}
-        return summary(table) | ({"evaluation_gradients": prepared} if prepared else {}) | stopped
+        return (
+            summary(table, self.clients.task.kind.measures)
+            | ({"evaluation_gradients": prepared} if prepared else {})
+            | stopped
+        )
 
     def _measured(self, last: bool) -> tuple[pa.Table, int]:
         """The rows of an evaluation, and the gradients that were computed for it."""
@@ -228,8 +233,8 @@ class Runner:
     def _stops_early(self, table: pa.Table) -> bool:
         if self.schedule.patience is None:
             return False
-        self._scores.append({"round": self.round, **summary(table)})
-        self.stopped = why_stop(self.schedule, self._scores)
+        self._scores.append({"round": self.round, **summary(table, self.clients.task.kind.measures)})
+        self.stopped = why_stop(self.schedule, ranking(self.clients.task.kind.measures), self._scores)
         if self.stopped:
             log.info("round %d: the run ends here, because %s", self.round, self.stopped)
         return bool(self.stopped)

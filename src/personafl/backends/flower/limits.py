@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from personafl.engines.base import Result, Split, Work
 from personafl.engines.batches import BatchPlan
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError
-from personafl.kernels.task import Objective, Task, cross_entropy
+from personafl.kernels.task import Objective, Task
 from personafl.settings import Local
 from personafl.states import Ints, State
 from personafl.streams import Key
@@ -112,9 +113,9 @@ class SiteEngine(LoopEngine):
         """Sums to which no sample adds more than `MOST_LOSS`."""
         with torch.no_grad():
             sums = self._bounded.evaluate(theta if theta.dim() == 1 else theta[0], self._samples(int(ids[0]), split))
-        return {name: np.array([float(value)], np.float64) for name, value in sums.items()}
+        return {name: value.double().cpu().numpy()[None] for name, value in sums.items()}
 
-    def _measures(self) -> dict[str, Objective]:
+    def summed(self) -> dict[str, Objective]:
         return {"loss": self._bounded.objective, **self._bounded.metrics}
 
     @cached_property
@@ -123,10 +124,15 @@ class SiteEngine(LoopEngine):
         if not self.task.classification:
             return self.task
 
-        def loss(outputs: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(outputs, y).clamp(max=MOST_LOSS)
+        exact = self.task.objective
 
-        return Task(self.task.template, loss, self.task.metrics)
+        def loss(outputs: Tensor, y: Tensor) -> Any:
+            found = exact(outputs, y)
+            if isinstance(found, tuple):
+                return found[0].clamp(max=MOST_LOSS), found[1]
+            return found.clamp(max=MOST_LOSS)
+
+        return Task(self.task.template, self.task.kind.with_own(loss))
 
 
 def largest_share(
@@ -172,7 +178,7 @@ def check_model(here: SiteSettings, job: JobDescription, constants: State) -> No
     if max(layers) > MOST_LAYERS:
         raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
     with torch.device("meta"):
-        made = model.build(job.shape, job.outputs, constants)
+        made = model.build(job.shape, job.outputs, constants)  # type: ignore[arg-type]
     check_most(here, "most_parameters", sum(p.numel() for p in made.parameters()), "parameters")
 
 

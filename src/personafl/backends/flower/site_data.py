@@ -15,6 +15,7 @@ from personafl.federation.folders import read_client
 from personafl.federation.labels import LabelType
 from personafl.federation.tabular import Columns, read_rows
 from personafl.federation.tabular_files import SUFFIXES, open_table
+from personafl.inputs import some
 from personafl.registry import checked
 from personafl.settings import check
 
@@ -36,6 +37,8 @@ class SiteSettings:
         The group of this client (a device type, a region).
     splits
         The shares of train, validation and test, where the data has no splits of its own.
+    length
+        What samples of unequal length are padded to: the same number at all sites.
     allow
         The algorithms that this site takes part in; all, if left out.
     least_noise
@@ -67,6 +70,7 @@ class SiteSettings:
     folder: str
     group: str | None = None
     splits: tuple[float, float, float] = DEFAULT_SPLITS
+    length: int | None = None
     allow: tuple[str, ...] = ()
     least_noise: float = 0.0
     most_epsilon: float | None = None
@@ -87,6 +91,7 @@ class SiteSettings:
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
+        check("length", self.length, self.length is None or self.length >= 1, "at least 1")
         check("threads", self.threads, self.threads >= 1, "at least 1")
         both = (self.orders is None) == (self.key is None)
         check("orders", self.orders, both, "the operator's public key, with key, this site's private one; or neither")
@@ -152,6 +157,7 @@ def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None)
         splits=settings.splits,
         seed=seed,
         classes=classes,
+        length=settings.length,
         label_type=settings.label_type,
         name=settings.id,
     )
@@ -172,7 +178,7 @@ def _only(saved: Federation, settings: SiteSettings, classes: int | None) -> Fed
     group = settings.group or (None if saved.groups is None else saved.groups[place])
     return replace(
         saved,
-        x=saved.x[first:last],
+        x=some(saved.x, slice(first, last)),
         y=saved.y[first:last],
         bounds=saved.bounds[place : place + 1] - first,
         ids=(settings.id,),

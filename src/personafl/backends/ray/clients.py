@@ -62,7 +62,7 @@ class RayClients(Clients):
         task.check(x, y)
         self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
         # Not the task: once it was used, it may hold tensors that cannot leave the process.
-        what = task.template, task.objective, task.metrics
+        what = task.template, task.kind
         config = WorkerConfig(
             *what, job.local, job.seed, self.engine, settings.memory, settings.state_memory, job.privacy
         )
