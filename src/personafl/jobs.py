@@ -288,6 +288,8 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "fingerprint": federation.fingerprint,
         **frozen_and_eval(job.task.template),
     }
+    if job.engine.precision != "float32":
+        resolved["precision"] = job.engine.precision
     if "name" not in job.tables.get("model", {}):
         resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:
