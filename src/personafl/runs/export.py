@@ -80,7 +80,7 @@ def _output(resolved: dict[str, Any]) -> dict[str, Any]:
     """The shape of what a model puts out, and what it means; a run of an earlier version does not name its task."""
     usual = "classification" if resolved.get("classes") else "regression"
     name = resolved.get("task", {}).get("name", usual)
-    kind = TASKS[name] if name in TASKS else LearningTask
+    kind = TASKS.get(name, LearningTask)
     axes = [resolved["outputs"] if axis == "outputs" else axis for axis in kind.output_axes]
     return {"shape": ["batch", *axes], "meaning": kind.gives}
 
