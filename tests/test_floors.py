@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,21 +50,26 @@ def imports(path: Path, known: dict[str, Path]) -> set[str]:
 
 
 PACKAGE = modules(ROOT / "src")
-GRAPH = {name: imports(path, PACKAGE) for name, path in PACKAGE.items()}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """What each module imports; read when a test asks, as every process of pytest collects this file."""
+    return {name: imports(path, PACKAGE) for name, path in PACKAGE.items()}
 
 
 def floor(module: str) -> int:
     return FLOORS.index(module.split(".")[1])
 
 
-@pytest.mark.parametrize("module", sorted(GRAPH.keys() - {CONTENTS}))
+@pytest.mark.parametrize("module", sorted(PACKAGE.keys() - {CONTENTS}))
 def test_imports_go_down_only(module):
-    up = [other for other in GRAPH[module] if other == CONTENTS or floor(other) > floor(module)]
+    up = [other for other in graph()[module] if other == CONTENTS or floor(other) > floor(module)]
     assert not up, f"{module} imports {', '.join(up)}, which is above it"
 
 
 def test_no_import_cycles():
-    left = dict(GRAPH)
+    left = dict(graph())
     while free := [module for module, needed in left.items() if not needed & left.keys() - {module}]:
         for module in free:
             del left[module]

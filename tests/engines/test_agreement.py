@@ -36,6 +36,14 @@ MODELS = {
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
     ),
 }
+SHORT = {
+    "persfl": SHORT_GRID,
+    "persfl-gd": SHORT_GRID,
+    "selffl-aug": {"extra_steps": 12},
+    "fedavg-ft": {"fine_tune_steps": 5},
+    "fedprox-ft": {"fine_tune_steps": 5},
+}
+"""Fewer steps where a client takes the same ones again and again."""
 
 
 def federation(clients: int = 7) -> Federation:
@@ -53,7 +61,15 @@ def federation(clients: int = 7) -> Federation:
 
 
 def run(
-    engine: str, algorithm: str, model: str, folder, local: Local, activity: float, memory: int = 1024, **settings
+    engine: str,
+    algorithm: str,
+    model: str,
+    folder,
+    local: Local,
+    activity: float,
+    memory: int = 1024,
+    rounds: int = 3,
+    **settings,
 ) -> Runner:
     torch.manual_seed(0)
     threads = 3 if engine == "threaded" else 1
@@ -61,9 +77,9 @@ def run(
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    settings |= SHORT_GRID if algorithm.startswith("persfl") else {}
+    settings |= SHORT.get(algorithm, {})
     runner = Runner(ALGORITHMS[algorithm](**settings), LocalClients(made), schedule, RunFolder(folder), {})
-    for _ in range(4):
+    for _ in range(rounds):
         runner.step()
     return runner
 
@@ -99,17 +115,18 @@ def test_engines_agree_for_every_algorithm(tmp_path, algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_chunks_do_not_change_the_answer(tmp_path, algorithm):
     local = Local(lr=0.05, batch_size=4, epochs=1)
-    whole = everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0))
-    assert_agree(whole, everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0, memory=-1)))
+    whole = everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0, rounds=2))
+    parts = everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0, memory=-1, rounds=2))
+    assert_agree(whole, parts)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox-ft"])
 def test_engines_agree_for_every_model(tmp_path, algorithm, model):
-    local = Local(lr=0.05, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01)
-    one = everything(run("loop", algorithm, model, tmp_path, local, activity=1.0))
+    local = Local(lr=0.05, batch_size=4, epochs=1, momentum=0.5, weight_decay=0.01)
+    one = everything(run("loop", algorithm, model, tmp_path, local, activity=1.0, rounds=2))
     for engine in ("stacked", "threaded"):
-        assert_agree(one, everything(run(engine, algorithm, model, tmp_path, local, activity=1.0)))
+        assert_agree(one, everything(run(engine, algorithm, model, tmp_path, local, activity=1.0, rounds=2)))
 
 
 def test_full_batches_of_different_sizes_agree(tmp_path):

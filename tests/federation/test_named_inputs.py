@@ -229,3 +229,81 @@ def test_a_sample_longer_than_the_length_is_named():
 
 def test_unequal_samples_know_the_shape_that_they_will_have():
     assert Ragged(np.ones((5, 2)), np.array([2, 3])).shape == (2, 3, 2)
+
+
+TABLE = {
+    "who": ["a", "b", "a", "b", "a"],
+    "age": [31, 42, 53, 64, 75],
+    "dose": [0.5, 1.5, 2.5, 3.5, 4.5],
+    "ward": ["north", "south", "north", "east", "south"],
+    "cp": [4, 1, 10, 4, 1],
+    "tokens": [[1], [2, 3], [4, 5, 6], [7], [8, 9]],
+    "label": [0, 1, 0, 1, 0],
+}
+
+
+def by_age(fed, name):
+    """What an input holds, by the age of its sample, which no two have in common."""
+    return {int(age): value for age, value in zip(fed.x["numbers"][:, 0], fed.x[name].tolist(), strict=True)}
+
+
+def test_groups_of_columns_are_inputs():
+    features = {"numbers": ["age", "dose"], "categories": ["ward", "cp"], "tokens": "tokens"}
+    fed = Federation.from_table(TABLE, client="who", label="label", features=features, categorical=["cp"])
+    assert list(fed.x) == ["numbers", "categories", "tokens", "mask"] and fed.ids == ("a", "b")
+    assert [part.dtype for part in fed.x.values()] == [torch.float32, torch.int64, torch.int64, torch.uint8]
+    # In natural order: east 0, north 1, south 2; 1 is 0, 4 is 1, 10 is 2.
+    assert by_age(fed, "categories") == {31: [1, 1], 42: [2, 0], 53: [1, 2], 64: [0, 1], 75: [2, 0]}
+    assert by_age(fed, "tokens") == {31: [1, 0, 0], 42: [2, 3, 0], 53: [4, 5, 6], 64: [7, 0, 0], 75: [8, 9, 0]}
+    assert "x.categories: ward has 3 codes, 0 east, 1 north, 2 south" in fed.notes
+
+
+def test_a_csv_file_and_a_config_have_groups_of_columns_too(tmp_path):
+    from personafl.config import parse
+
+    columns = [TABLE[name] for name in ("who", "age", "dose", "ward", "label")]
+    rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,age,dose,ward,label", *rows]))
+    features = {"numbers": ["age", "dose"], "categories": ["ward"]}
+    table = {"name": "files", "path": str(tmp_path / "t.csv"), "client": "who", "label": "label", "features": features}
+    fed = parse({"rounds": 1, "data": table}).federation()
+    assert by_age(fed, "categories") == {31: [1], 42: [2], 53: [1], 64: [0], 75: [2]}
+
+
+def test_what_is_missing_is_filled_in_numbers_and_is_a_code_of_its_own():
+    table = TABLE | {"age": [31, None, 53, 64, 75], "ward": ["north", "south", None, "east", "south"]}
+    table["part"] = ["train"] * 5
+    features = {"numbers": ["dose", "age"], "categories": ["ward"]}
+    fed = Federation.from_table(
+        table, client="who", label="label", features=features, missing="fill", split="part", normalize="standard"
+    )
+    raw = fed.x["numbers"] * fed.constants["std_numbers"] + fed.constants["mean_numbers"]
+    found = {round(float(row[0]), 1): row[1:].round().tolist() for row in raw}
+    assert found == {0.5: [31, 0], 1.5: [58.0, 1], 2.5: [53, 0], 3.5: [64, 0], 4.5: [75, 0]}  # 58.5 is the median
+    codes = {round(float(row[0]), 1): int(code) for row, code in zip(raw, fed.x["categories"][:, 0], strict=True)}
+    assert codes[2.5] == 3 and "3 is missing" in " ".join(fed.notes)
+
+
+@pytest.mark.parametrize(
+    ("features", "more", "message"),
+    [
+        ({"n": ["age", "ward"]}, {}, r"features.n has categories \(ward\) and numbers \(age\)"),
+        ({"n": []}, {}, r"features.n = \[\]: name at least one column"),
+        ({"n": ["age"]}, {"categorical": ["cp"]}, "categorical = 'cp' is in none of the inputs of features: n"),
+        ({"n": ["age"], "m": ["age"]}, {}, "column 'age' is named as features and as features"),
+        ({"n": ["aeg"]}, {}, "has no column 'aeg' .features.; did you mean 'age'"),
+        ({"my n": ["age"]}, {}, "input 'my n' must be named like a variable"),
+        ({"t": "tokens"}, {"length": 2}, "x.t has a sample of length 3, and length = 2"),
+    ],
+)  # fmt: skip
+def test_groups_of_columns_that_cannot_be(features, more, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        Federation.from_table(TABLE, client="who", label="label", features=features, **more)
+
+
+def test_a_hugging_face_dataset_of_tokens():
+    datasets = pytest.importorskip("datasets")
+    rows = {"input_ids": TABLE["tokens"], "who": TABLE["who"], "label": TABLE["label"], "age": TABLE["age"]}
+    features = {"input_ids": "input_ids", "numbers": ["age"]}
+    fed = Federation.from_huggingface(datasets.Dataset.from_dict(rows), client="who", features=features)
+    assert by_age(fed, "input_ids")[53] == [4, 5, 6] and by_age(fed, "mask")[42] == [1, 1, 0]

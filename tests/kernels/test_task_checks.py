@@ -45,11 +45,10 @@ def test_ordinary_modules_pass_the_check_and_can_be_stacked(name):
 
 
 def test_the_check_leaves_the_random_state_alone():
-    good, bad = Task(dropout_net()), Task(FunctionalDropout(4, CLASSES))
+    layer, function = Task(dropout_net()), Task(FunctionalDropout(4, CLASSES))
     before = torch.get_rng_state()
-    good.check(random(4, 12), labels(4))
-    with pytest.raises(ModelError):
-        bad.check(random(4, 4), labels(4))
+    layer.check(random(4, 12), labels(4))
+    function.check(random(4, 4), labels(4))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -58,16 +57,6 @@ def test_instance_norm_with_running_statistics_is_named_with_a_way_out():
     with pytest.raises(ModelError, match=r"'1\.0' \(InstanceNorm2d\).*track_running_stats=False.*eval\(\)"):
         Task(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sequential(layer, nn.ReLU())))
     Task(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sequential(layer.eval(), nn.ReLU())))
-
-
-def test_alpha_dropout_is_refused_by_name():
-    with pytest.raises(ModelError, match=r"'1' \(AlphaDropout\).*nn\.Dropout"):
-        Task(nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5)))
-
-
-def test_functional_dropout_is_detected():
-    with pytest.raises(ModelError, match=r"FunctionalDropout draws random numbers.*nn\.Dropout"):
-        Task(FunctionalDropout(4, CLASSES)).check(random(4, 4), labels(4))
 
 
 def test_a_buffer_changed_in_place_is_named():

@@ -14,7 +14,7 @@ from torch import nn
 import personafl as pf
 from tests.modules import networks
 
-SIZES = (17, 12, 20)
+SIZES = (18, 12, 25)
 """Samples of each client: unequal, so that the last batches are padded on the stacked engine."""
 
 
@@ -125,8 +125,8 @@ def partial_likelihood(outputs, y):
 
 
 CASES = {
-    "resnet18": Case(lambda: networks.ResNet18(4, width=4), images(3, 8, 4)),
-    "resnet18-frozen": Case(lambda: networks.frozen_resnet18(4, width=4), images(3, 8, 4)),
+    "resnet18": Case(lambda: networks.ResNet18(4, width=4), images(3, 16, 4), lr=0.01),
+    "resnet18-frozen": Case(lambda: networks.frozen_resnet18(4, width=4), images(3, 16, 4)),
     "mobilenetv2": Case(lambda: networks.MobileNetV2(4, width=4), images(3, 16, 4)),
     "convnext": Case(lambda: networks.ConvNeXt(4), images(3, 16, 4)),
     "vit": Case(lambda: networks.ViT(4), images(3, 16, 4)),

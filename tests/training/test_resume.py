@@ -12,20 +12,20 @@ import pytest
 
 from personafl.algorithms import ALGORITHMS
 from tests.archetypes import SHORT_GRID
-from tests.training.killable import SETTINGS, assert_same, command_line, files, write_config
+from tests.training.killable import SETTINGS, assert_same, files, write_config
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are killed in forked processes")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def expected(worker, tmp_path_factory):
     """The files of a run of the command line that nothing disturbed."""
     folder = tmp_path_factory.mktemp("expected")
-    done = command_line("run", write_config(folder / "config.toml", SETTINGS), "--out", folder / "run")
-    assert done.returncode == 0, done.stderr
+    config = write_config(folder / "config.toml", SETTINGS)
+    assert worker.command("run", config, "--out", folder / "run") == (0, "")
     found = files(folder / "run")
     assert {"rounds.jsonl", "clients.parquet", "models/global.safetensors", "models/personal.safetensors"} <= set(found)
-    assert {"checkpoint/round-000009.json", "checkpoint/round-000012.safetensors"} <= set(found)
+    assert {"checkpoint/round-000006.json", "checkpoint/round-000008.safetensors"} <= set(found)
     return found
 
 
@@ -47,20 +47,20 @@ def test_killed_while_writing(worker, operations, expected, tmp_path):
     moments = {
         "before the settings are there": r"os.rename run.toml.partial",
         "in the middle of the rounds": r"open rounds.jsonl",
-        "an evaluation is half written": r"os.rename clients.parts/round-000008.parquet.partial",
-        "clients' rows are half written": r"open checkpoint/clients-000006.safetensors.partial",
-        "clients' rows have no checkpoint yet": r"open checkpoint/round-000006.safetensors.partial",
-        "an old checkpoint's rows are about to go": r"os.remove .*checkpoint/clients-000003.safetensors",
-        "a checkpoint's data is half written": r"open checkpoint/round-000006.safetensors.partial",
-        "a checkpoint's data has no checksum yet": r"open checkpoint/round-000006.json.partial",
-        "a checkpoint is whole but for its name": r"os.rename checkpoint/round-000006.json.partial",
-        "an old checkpoint lost its first file": r"os.remove .*checkpoint/round-000003.safetensors",
-        "the last checkpoint is half written": r"os.rename checkpoint/round-000012.safetensors.partial",
+        "an evaluation is half written": r"os.rename clients.parts/round-000006.parquet.partial",
+        "clients' rows are half written": r"open checkpoint/clients-000004.safetensors.partial",
+        "clients' rows have no checkpoint yet": r"open checkpoint/round-000004.safetensors.partial",
+        "an old checkpoint's rows are about to go": r"os.remove .*checkpoint/clients-000002.safetensors",
+        "a checkpoint's data is half written": r"open checkpoint/round-000004.safetensors.partial",
+        "a checkpoint's data has no checksum yet": r"open checkpoint/round-000004.json.partial",
+        "a checkpoint is whole but for its name": r"os.rename checkpoint/round-000004.json.partial",
+        "an old checkpoint lost its first file": r"os.remove .*checkpoint/round-000002.safetensors",
+        "the last checkpoint is half written": r"os.rename checkpoint/round-000008.safetensors.partial",
         "one of two models is written": r"open models/personal.safetensors.partial",
         "evaluations are being merged": r"os.rename clients.parquet.partial",
         "evaluations are merged, checksums not noted": r"open run.toml.partial",
         "evaluations are merged, parts still there": r"os.rename clients.parts",
-        "half of the parts are deleted": r"os.remove round-000006.parquet",
+        "half of the parts are deleted": r"os.remove round-000004.parquet",
     }
     for number, (moment, pattern) in enumerate(moments.items()):
         found = [i for i, operation in enumerate(operations) if re.fullmatch(pattern, operation)]
@@ -99,14 +99,13 @@ def test_killed_while_resuming_a_finished_run(worker, expected, tmp_path):
 def test_the_command_line_resumes_what_was_killed(worker, operations, expected, tmp_path):
     worker.run(SETTINGS, tmp_path / "run", operation=2 * len(operations) // 3)
     config = write_config(tmp_path / "config.toml", SETTINGS)
-    done = command_line("run", config, "--out", tmp_path / "run", "--resume")
-    assert done.returncode == 0, done.stderr
+    assert worker.command("run", config, "--out", tmp_path / "run", "--resume")[0] == 0
     assert_same(tmp_path / "run", expected)
 
 
 def test_killed_while_checkpoints_share_files(worker, tmp_path):
     """As those of large runs do."""
-    kill_while_logging(worker, tmp_path, every=29)
+    kill_while_logging(worker, tmp_path, every=47)
 
 
 @pytest.mark.slow
@@ -115,7 +114,8 @@ def test_killed_before_every_operation_while_checkpoints_share_files(worker, tmp
 
 
 def kill_while_logging(worker, tmp_path, every):
-    settings = {**SETTINGS, "checkpoint_every": 1, "activity": 0.2, "eval_every": 0, "algorithm": {"name": "ditto"}}
+    settings = {**SETTINGS, "rounds": 12, "checkpoint_every": 1, "activity": 0.25, "eval_every": 0}
+    settings |= {"partition": {**SETTINGS["partition"], "clients": 10}, "algorithm": {"name": "ditto"}}
     ended, operations = worker.run(settings, tmp_path / "whole", log=True)
     assert ended == 0
     expected = files(tmp_path / "whole")
@@ -181,13 +181,13 @@ def test_killed_at_random_moments(worker, expected, tmp_path):
 def test_a_longer_run_goes_on_from_a_shorter_one(worker, expected, tmp_path):
     """Models and records are those of the long run, but for the evaluation that ended the short one."""
     folder = tmp_path / "run"
-    for rounds in (5, 12):
+    for rounds in (3, 8):
         assert worker.run({**SETTINGS, "rounds": rounds}, folder)[0] == 0
     found = files(folder)
-    for name in ("models/global.safetensors", "models/personal.safetensors", "checkpoint/round-000012.safetensors"):
+    for name in ("models/global.safetensors", "models/personal.safetensors", "checkpoint/round-000008.safetensors"):
         assert found[name] == expected[name]
     long = [json.loads(line) for line in expected["rounds.jsonl"].splitlines()]
     extended = [json.loads(line) for line in found["rounds.jsonl"].splitlines()]
-    assert "personal_accuracy" in extended[4] and "personal_accuracy" not in long[4]
-    extended[4] = {key: extended[4][key] for key in long[4]}
+    assert "personal_accuracy" in extended[2] and "personal_accuracy" not in long[2]
+    extended[2] = {key: extended[2][key] for key in long[2]}
     assert extended == long

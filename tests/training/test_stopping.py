@@ -7,49 +7,35 @@ import subprocess
 
 import pytest
 
-from tests.training.killable import PERSONAFL, SETTINGS, assert_same, command_line, environment, files, write_config
+from tests.training.killable import PERSONAFL, SETTINGS, assert_same, environment, files, write_config
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are killed in forked processes")
 
 
-FIFTY = {**SETTINGS, "rounds": 50, "checkpoint_every": 40, "local": {"lr": 0.1, "steps": 40}}
-
-
 @pytest.fixture(scope="module")
 def whole(worker, tmp_path_factory):
-    """Fifty rounds that nobody stopped."""
+    """A run that nobody stopped."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert worker.run({**FIFTY, "seed": 3}, folder)[0] == 0
+    assert worker.run({**SETTINGS, "seed": 3, "checkpoint_every": 5}, folder)[0] == 0
     return folder
 
 
 @pytest.mark.parametrize(
     ("number", "code", "ignored"),
-    [
-        (signal.SIGINT, 130, False),
-        pytest.param(signal.SIGTERM, 143, False, marks=pytest.mark.slow),  # as the next, but for SIGINT
-        pytest.param(signal.SIGTERM, 143, True, id="SIGTERM, with SIGINT ignored"),
-    ],
+    [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True)],
+    ids=["SIGINT", "SIGTERM", "SIGTERM, with SIGINT ignored"],
 )
-def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, number, code, ignored):
-    config, folder = write_config(tmp_path / "a config.toml", FIFTY), tmp_path / "run"
-    rounds = folder / "rounds.jsonl"
-    process = subprocess.Popen(
-        [*PERSONAFL, "run", str(config), "-s", "seed=3", "-s", "model.hidden=[16]", "--out", str(folder)],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler),
-    )  # fmt: skip
-    until(lambda: rounds.exists() and rounds.read_text().count("\n") >= 2, process, pause=0.002)
-    process.send_signal(number)
-    _, told = process.communicate()
-    assert process.returncode == code and "Traceback" not in told
-    done = rounds.read_text().count("\n")
-    assert done < 40 and (folder / "checkpoint" / f"round-{done:06d}.json").exists()
+def test_a_signal_saves_and_says_how_to_go_on(worker, whole, tmp_path, number, code, ignored):
+    config, folder = write_config(tmp_path / "a config.toml", {**SETTINGS, "checkpoint_every": 5}), tmp_path / "run"
+    command = ("run", config, "-s", "seed=3", "-s", "model.hidden=[8]", "--out", folder)
+    ended, told = worker.command(*command, after=2, number=number, ignored=ignored)
+    assert ended == code and "Traceback" not in told
+    rounds = (folder / "rounds.jsonl").read_text().count("\n")
+    assert rounds == 3 and (folder / "checkpoint" / "round-000003.json").exists()
     again = shlex.split(told.strip().splitlines()[-1].split("Continue with: ")[1])
     assert again[0] == "personafl" and again[-1] == "--resume"
-    resumed = command_line(*again[1:])
-    assert resumed.returncode == 0, resumed.stderr
+    assert worker.command(*again[1:])[0] == 0
     assert_same(folder, {**files(whole), **leftover_checkpoints(folder, whole)})
 
 
@@ -78,7 +64,7 @@ def leftover_checkpoints(folder, whole):
     return {name: data for name, data in files(folder).items() if not (whole / name).exists() and "checkpoint/" in name}
 
 
-def test_a_folder_belongs_to_one_process_until_it_stops(tmp_path):
+def test_a_folder_belongs_to_one_process_until_it_stops(worker, tmp_path):
     """Here it is in a round that takes minutes: the second Ctrl-C does not wait for it."""
     settings = {**SETTINGS, "local": {"steps": 200_000}, "engine": {"name": "loop", "threads": 1}}
     config, folder = write_config(tmp_path / "config.toml", settings), tmp_path / "run"
@@ -86,9 +72,8 @@ def test_a_folder_belongs_to_one_process_until_it_stops(tmp_path):
     first = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         until((folder / "run.toml").exists, first)
-        second = command_line("run", config, "--out", folder, "--resume")
-        assert second.returncode == 2
-        assert second.stderr == f"error: another process is training into {folder}: wait for it, or use --out\n"
+        second = worker.command("run", config, "--out", folder, "--resume")
+        assert second == (2, f"error: another process is training into {folder}: wait for it, or use --out\n")
         assert first.poll() is None
         first.send_signal(signal.SIGINT)
         assert first.stderr.readline() == "warning: stopping after this round (Ctrl-C again to stop at once)\n"

@@ -1,5 +1,7 @@
 """Data: where samples come from (`SOURCES`), who gets them (`PARTITIONS`), and `build`, which joins the two."""
 
+from typing import Any
+
 from personafl.data.base import Owned, Samples, Source, Structure
 from personafl.data.build import build
 from personafl.data.partitions import (
@@ -13,23 +15,21 @@ from personafl.data.partitions import (
     Pathological,
     PowerLaw,
 )  # fmt: skip
-from personafl.data.sources import CIFAR10, CIFAR100, EMNIST, FMNIST, MNIST, SOURCES, Digits, Files
+from personafl.data.sources import EMNIST, FMNIST, MNIST, SOURCES, Digits, Files
 from personafl.registry import old_spellings
 
 __all__ = [
-    "CIFAR10", "CIFAR100", "EMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits",
-    "Dirichlet", "Files", "Lognormal", "Natural", "Owned", "Partition", "Pathological", "PowerLaw", "Samples", "Source",
-    "Structure", "build",
+    "EMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits", "Dirichlet", "Files",
+    "Lognormal", "Natural", "Owned", "Partition", "Pathological", "PowerLaw", "Samples", "Source", "Structure", "build",
 ]  # fmt: skip
 
-__getattr__ = old_spellings(
-    __name__,
-    {
-        "Cifar10": "CIFAR10",
-        "Cifar100": "CIFAR100",
-        "Emnist": "EMNIST",
-        "Fmnist": "FMNIST",
-        "Iid": "IID",
-        "Mnist": "MNIST",
-    },
-)
+_old_spelling = old_spellings(__name__, {"Emnist": "EMNIST", "Fmnist": "FMNIST", "Iid": "IID", "Mnist": "MNIST"})
+
+
+def __getattr__(name: str) -> Any:
+    """CIFAR as before it moved to the package personafl-papers, and old spellings."""
+    if name not in ("CIFAR10", "CIFAR100"):
+        return _old_spelling(name)
+    if name.lower() not in SOURCES:
+        raise AttributeError(f"personafl.data.{name} is now in the package personafl-papers, which is not installed")
+    return SOURCES[name.lower()]

@@ -130,7 +130,7 @@ class StackedEngine(Engine):
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         with torch.no_grad():
-            if theta.dim() == 1 and not (self.task.couples_samples or self.task.lacks_statistics(theta)):
+            if theta.dim() == 1 and self.task.takes_any_batch(theta):
                 return self._evaluate_together(theta, ids, split)
             return self._evaluate_each(theta, ids, split)
 

@@ -53,6 +53,7 @@ from personafl.federation.splits import (
     split_samples,
 )
 from personafl.federation.tabular_files import open_table
+from personafl.federation.tabular_inputs import Choice
 from personafl.inputs import Inputs, as_state, some
 from personafl.streams import name_key
 
@@ -383,20 +384,22 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         label_type: LabelType = "auto",
+        length: int | None = None,
         missing: Missing = "error",
         name: str | None = None,
     ) -> "Federation":
         """A federation of a folder with one `.npz` file a client; the file's stem is the client's id.
 
         A file holds the arrays `x` and `y`, or `x_train`, `y_train` and where there are any `x_val`, `y_val`,
-        `x_test`, `y_test`; optionally the string `group`. Nothing in a file is executed: pickled objects are
-        refused. Other files of the folder are left alone.
+        `x_test`, `y_test`; optionally the string `group`. Several inputs are `x.NAME`, `x_train.NAME`, …; samples of
+        unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`.
+        Nothing in a file is executed: pickled objects are refused. Other files of the folder are left alone.
 
         Parameters
         ----------
         path
             The folder.
-        splits, splitting, seed, classes, label_type, missing, name
+        splits, splitting, seed, classes, label_type, missing, length, name
             As in `from_arrays`; the name is the folder's unless given.
 
         Examples
@@ -415,6 +418,7 @@ class Federation:
             splits=splits,
             splitting=splitting,
             seed=seed,
+            length=length,
             classes=classes,
             label_type=label_type,
             missing=missing,
@@ -429,13 +433,14 @@ class Federation:
         label: str | Sequence[str],
         client: str | None = None,
         partition: Partition | None = None,
-        features: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | Choice | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         split: str | None = None,
         time: str | None = None,
         normalize: tabular.Normalization = "none",
         missing: Missing = "error",
+        length: int | None = None,
         label_type: LabelType = "auto",
         splits: Sequence[float] = DEFAULT_SPLITS,
         splitting: Splitting = "random",
@@ -461,11 +466,15 @@ class Federation:
         partition : Partition, optional
             Deals the rows to clients, whatever a client column says; `Natural` keeps that column's clients, or
             those of them who have enough rows.
-        features : str or sequence of str, optional
+        features : str, sequence of str, or mapping, optional
             The columns of numbers that make x, in this order; all others that hold numbers, if left out. One
-            name alone may be a column of arrays (an embedding, a picture), whose shape is kept.
+            name alone may be a column of arrays (an embedding, a picture), whose shape is kept. A mapping makes several
+            inputs, {"numbers": ["age", "dose"], "categories": ["ward"], "ids": "tokens"}: numbers are float32
+            (N, d), categories int64 (N, d), the place of a value among all values of its column, and a name alone is
+            a column as it is, where lists of unequal length are padded as in `from_arrays`.
         categorical : sequence of str
-            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0.
+            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0. With a
+            mapping: columns that are categories though they hold whole numbers; text is a category anyway.
         group, split : str, optional
             With `client`: the column with the client's group; the column that says train, val (or validation)
             or test. Without `split`, each client's rows are split by `splits`.
@@ -479,7 +488,7 @@ class Federation:
         label_type
             `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multi-label`, or by what is in the
             column: `auto`.
-        splits, splitting, seed, classes, name
+        length, splits, splitting, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
 
         Examples
@@ -489,7 +498,7 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
-        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing)
+        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
         rows = tabular.read_rows([open_table(table)], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
@@ -506,6 +515,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         label_type: LabelType = "auto",
+        length: int | None = None,
         missing: Missing = "error",
         name: str = "datasets",
         class_names: Sequence[str] | None = None,
@@ -519,8 +529,9 @@ class Federation:
         ----------
         data
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
-            it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
-        groups, splits, splitting, seed, classes, label_type, missing, name, class_names
+            it is. A dataset is map-style (it has a length) and its items are pairs (x, y), where x may be several
+            inputs by name and of unequal length.
+        groups, splits, splitting, seed, classes, label_type, missing, length, name, class_names
             As in `from_clients`.
 
         Examples
@@ -535,7 +546,7 @@ class Federation:
         read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
             read, groups=groups, splits=splits, splitting=splitting, seed=seed, classes=classes, label_type=label_type,
-            missing=missing, name=name, class_names=class_names,
+            missing=missing, length=length, name=name, class_names=class_names,
         )  # fmt: skip
 
     @classmethod
@@ -546,12 +557,13 @@ class Federation:
         label: str | Sequence[str] = "label",
         client: str | None = None,
         partition: Partition | None = None,
-        features: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | Choice | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         time: str | None = None,
         normalize: tabular.Normalization = "none",
         missing: Missing = "error",
+        length: int | None = None,
         label_type: LabelType = "auto",
         splits: Sequence[float] = DEFAULT_SPLITS,
         splitting: Splitting = "random",
@@ -569,10 +581,10 @@ class Federation:
         label, client, partition, features, categorical, group, time, normalize, missing, label_type, splits
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
             width) in 0 to 1. A `ClassLabel`'s names become `class_names`.
-        splitting, seed, classes, name
+        length, splitting, seed, classes, name
             As in `from_arrays`.
         """
-        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing)
+        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
         name = name or "huggingface"
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)

@@ -52,7 +52,11 @@ def sample_ranks(splitting: str, time: Any, samples: int) -> Array | None:
     ranks = np.asarray(time.cpu() if isinstance(time, torch.Tensor) else time)
     if ranks.shape != (samples,):
         raise DataError(f"time has shape {ranks.shape}, expected ({samples},): when each sample was taken")
-    ranks = ranks.astype("datetime64[ns]").astype(np.int64) if ranks.dtype.kind == "M" else ranks
+    if ranks.dtype.kind in "UM":
+        try:
+            ranks = ranks.astype("datetime64[us]").astype(np.int64)
+        except ValueError as error:
+            raise DataError(f"time is text that is no date ({error}); expected numbers or dates") from error
     if ranks.dtype.kind not in "iuf" or (ranks.dtype.kind == "f" and not np.isfinite(ranks).all()):
         raise DataError(f"time holds {ranks.dtype} values; expected numbers or dates, one a sample, none missing")
     return ranks

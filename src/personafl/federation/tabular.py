@@ -18,6 +18,7 @@ from personafl.federation.checks import listing
 from personafl.federation.labels import LabelType, check_label_type, label_notes, typed_labels
 from personafl.federation.missing import Feature, Missing, check_missing, filled
 from personafl.federation.partition import Partition
+from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.splits import bounds_of, dealt_clients, groups_of_clients, sample_ranks, split_samples
 from personafl.federation.tabular_columns import (
     Place,
@@ -32,6 +33,17 @@ from personafl.federation.tabular_columns import (
     text,
 )
 from personafl.federation.tabular_files import ROWS_AT_ONCE, Table
+from personafl.federation.tabular_inputs import (
+    Choice,
+    Group,
+    all_inputs,
+    bytes_of,
+    code_columns,
+    filled_features,
+    input_groups,
+    number_columns,
+)
+from personafl.inputs import parts, whole
 
 Normalization = Literal["none", "standard"]
 """standard: (x − mean)/std, each feature by the mean and standard deviation of all clients' training samples."""
@@ -54,13 +66,14 @@ class Columns:
 
     label: str | Sequence[str]
     client: str | None = None
-    features: str | Sequence[str] | None = None
+    features: str | Sequence[str] | Choice | None = None
     categorical: Sequence[str] = ()
     group: str | None = None
     split: str | None = None
     time: str | None = None
     label_type: LabelType = "auto"
     missing: Missing = "error"
+    length: int | None = None
 
     def __post_init__(self) -> None:
         check_label_type(self.label_type)
@@ -94,8 +107,8 @@ class Rows:
     Attributes
     ----------
     x, y : arrays
-        Float32 features (N, ...), NaN where a value is missing that is to be filled in; int64 classes or float32
-        targets (N,), or (N, d) of several columns.
+        Features (N, ...), or several inputs by name, NaN where a value is missing that is to be filled in; int64
+        classes or float32 targets (N,), or (N, d) of several columns.
     class_names : tuple of str, optional
         The names of the classes, where the table has names for them.
     ids : list of str
@@ -108,13 +121,13 @@ class Rows:
         The split of each sample: 0 train, 1 validation, 2 test.
     time : array, optional
         What orders the samples of a client, (N,).
-    fill : list of Feature, optional
-        The columns that x is made of, where what is missing is filled in.
+    fill : dict of lists of Feature, optional
+        The columns that each input is made of, where what is missing is filled in.
     notes : list of str
         What was left out, for people to read.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[Any] | dict[str, NDArray[Any]]
     y: NDArray[Any]
     class_names: tuple[str, ...] | None
     ids: list[str]
@@ -122,7 +135,7 @@ class Rows:
     groups: list[str] | None
     part: Indices | None
     time: NDArray[Any] | None
-    fill: list[Feature] | None
+    fill: dict[str, list[Feature]] | None
     notes: list[str]
 
     def federation(
@@ -169,7 +182,7 @@ class Rows:
             notes=tuple(notes),
             scanned=self.fill is not None,
         )
-        made = made if self.fill is None else filled(made, {"": self.fill})
+        made = made if self.fill is None else filled(made, self.fill)
         return made.standardized() if normalize == "standard" else made
 
     def _kept(self, kept: NDArray[np.bool_], notes: Sequence[str]) -> Rows:
@@ -177,7 +190,7 @@ class Rows:
         stay, owner = np.unique(self.owner[kept], return_inverse=True)
         return replace(
             self,
-            x=self.x[kept],
+            x=whole({name: value[kept] for name, value in parts(self.x).items()}),
             y=self.y[kept],
             ids=[self.ids[m] for m in stay],
             owner=owner,
@@ -197,9 +210,13 @@ def check_normalization(normalize: str) -> None:
 def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     """Read the columns of one table, or of one for each split, and check every value on the way."""
     _check_columns(tables[0], columns, ())
+    groups: list[Group] = []
+    if isinstance(columns.features, Mapping):
+        groups = input_groups(columns.features, columns.categorical, tables[0])
+        columns = replace(columns, features=number_columns(groups), categorical=code_columns(groups))
     features, notes = _chosen_features(tables[0], columns)
     named = [name for name in (columns.client, columns.group, columns.split, *columns.categorical) if name is not None]
-    x: list[NDArray[np.float32]] = []
+    x: list[dict[str, Any]] = []
     texts: dict[str, list[pa.Array]] = {name: [] for name in (*named, *columns.labels)}
     times: list[pa.Array] = []
     part: list[Indices] = []
@@ -211,13 +228,17 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
         for batch in table.read([*features, *texts, *([columns.time] if columns.time else [])], features):
             if len(batch) == 0:
                 continue
-            places = [Place(table, name, row) for name in features]
-            x.append(matrix(batch, places, isinstance(columns.features, str), columns.missing == "fill"))
-            if x[-1].shape[1:] != x[0].shape[1:]:
-                raise DataError(
-                    f"{table.where}: features have shape {x[-1].shape[1:]} from row {row + 1} on, expected "
-                    f"{x[0].shape[1:]} as before; make all rows alike"
-                )
+            if groups:
+                read = (group for group in groups if group.kind != "codes")
+                x.append({group.name: group.read(batch, table, row, columns.missing == "fill") for group in read})
+            else:
+                places = [Place(table, name, row) for name in features]
+                x.append({"": matrix(batch, places, isinstance(columns.features, str), columns.missing == "fill")})
+                if x[-1][""].shape[1:] != x[0][""].shape[1:]:
+                    raise DataError(
+                        f"{table.where}: features have shape {x[-1][''].shape[1:]} from row {row + 1} on, expected "
+                        f"{x[0][''].shape[1:]} as before; make all rows alike"
+                    )
             for name, pieces in texts.items():
                 place = Place(table, name, row)
                 values = batch.column(name)
@@ -226,7 +247,7 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
             if columns.time is not None:
                 times.append(moments(batch.column(columns.time), Place(table, columns.time, row)))
             row += len(batch)
-            room -= 2 * x[-1].nbytes  # once as it is read, once in the federation
+            room -= 2 * sum(map(bytes_of, x[-1].values()))  # once as it is read, once in the federation
             if room < 0:
                 raise DataError(f"{table.where} does not fit into the memory of this machine, from row {row} on")
         part.append(np.full(row, _SPLIT_NAMES.get(table.split or "train", 0)))
@@ -235,10 +256,19 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     y, names, label_note = _labels(columns, [texts.pop(name) for name in columns.labels], tables[0])
     codes = {name: encoded(pieces) for name, pieces in texts.items()}
     ids, owner = codes[columns.client] if columns.client is not None else ([], np.zeros(0, np.int64))
-    one_hot = [_one_hot(tables[0], name, *codes[name]) for name in columns.categorical]
-    made_of = _made_of(features, x[0], columns.categorical, one_hot)
+    found: Any
+    if groups:
+        inputs, code_notes = all_inputs(groups, x, codes)
+        [(found, _)] = equal_length([(inputs, y)], columns.length)
+        notes = [*notes, *code_notes, *padding_notes([(inputs, y)], [(found, y)])]
+        made_of = filled_features(groups)
+    else:
+        one_hot = [_one_hot(tables[0], name, *codes[name]) for name in columns.categorical]
+        plain = np.concatenate([batch[""] for batch in x])
+        found = np.concatenate([plain, *one_hot], axis=1) if one_hot else plain
+        made_of = {"": _made_of(features, plain, columns.categorical, one_hot)}
     return Rows(
-        x=np.concatenate([np.concatenate(x), *one_hot], axis=1) if one_hot else np.concatenate(x),
+        x=found,
         y=y,
         class_names=names,
         ids=ids,
@@ -291,7 +321,7 @@ def _made_of(
 
 def _chosen_features(table: Table, columns: Columns) -> tuple[list[str], list[str]]:
     """The columns that are features, and what to say about those that are not."""
-    if columns.features is not None:
+    if columns.features is not None and not isinstance(columns.features, Mapping):
         return [columns.features] if isinstance(columns.features, str) else list(columns.features), []
     used = {*columns.labels, columns.client, columns.group, columns.split, columns.time, *columns.categorical}
     used |= _index(table.schema)

@@ -158,7 +158,7 @@ def is_numeric(kind: pa.DataType) -> bool:
 def innermost(kind: pa.DataType) -> pa.DataType:
     """What lists of lists of … are made of."""
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    return innermost(kind.value_type) if _is_list(kind) else kind
+    return innermost(kind.value_type) if is_list(kind) else kind
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -171,7 +171,8 @@ def described(kind: pa.DataType) -> str:
     return "text" if is_text(kind) or pa.types.is_dictionary(kind) else f"{kind} values"
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type holds lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -193,7 +194,7 @@ def _numbers(array: pa.Array, place: Place, each: int = 1) -> NDArray[np.float32
     """A column of numbers, or of equally long lists of numbers, of lists, …; `each` entries here are one row."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if not _is_list(array.type):
+    if not is_list(array.type):
         with np.errstate(all="ignore"):  # what float32 cannot hold becomes infinite, and is named
             return np.asarray(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)).astype(np.float32)
     if array.null_count:

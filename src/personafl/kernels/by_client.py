@@ -18,6 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from personafl.kernels import convolution
 from personafl.kernels.batch_norm import WeightedBatchNorm
 from personafl.kernels.frame import Frame
+from personafl.kernels.frame import NoRows as NoRows
 from personafl.kernels.linear import linear
 from personafl.kernels.statistics import Moments
 
@@ -46,10 +47,6 @@ class ByClient(nn.Module):
         if self._axis(x) != 0:
             raise NoRows(f"layer {self.path!r} does not see one row per sample")
         return x.unflatten(0, (self._clients(), -1))
-
-
-class NoRows(Exception):
-    """A layer was used on a tensor that has no rows of clients where they belong."""
 
 
 def linear_rows(x: Tensor, axis: int, clients: int, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from personafl.kernels.statistics import Recorder
+
+
+class NoRows(Exception):
+    """A layer was used on a tensor that has no rows of clients where they belong."""
 
 
 class Frame:
@@ -23,6 +27,8 @@ class Frame:
 
     def __init__(self) -> None:
         self.axes: dict[str, Any] = {}
+        # Whether the model draws random numbers other than by nn.Dropout, in training (True) and in use (False).
+        self.draws: dict[bool, bool] = {}
         self.enter(None, None)
 
     def enter(
@@ -31,6 +37,10 @@ class Frame:
     ) -> None:  # fmt: skip
         self.key, self.weight, self._calls, self.clients, self.rows = key, weight, 0, clients, rows
         self.fixed, self.recorder, self._operations = fixed, recorder, 0
+
+    def randomness(self, training: bool) -> Literal["error", "different"]:
+        """What vmap is to do about draws: clients differ, where `randomness.py` takes care of them."""
+        return "error" if self.draws.get(training) is False else "different"
 
     def next_call(self) -> int:
         self._calls += 1
@@ -57,6 +67,15 @@ class Frame:
         if not isinstance(value, Tensor):
             return None
         return next((axis for axis in range(min(2, value.dim())) if value.shape[axis] % self.rows == 0), None)
+
+    def each_client(self) -> Iterator[int]:
+        """Within a pass for K clients, one after another, each as if it were alone: their numbers."""
+        assert self.clients is not None and self.weight is not None
+        calls, count, key, weight = self._calls, self.clients, self.key, self.weight
+        for k in range(count):
+            self._calls = calls
+            with self.one_client(None if key is None else key[k], weight[k]):
+                yield k
 
     @contextmanager
     def one_client(self, key: Tensor | None, weight: Tensor | None) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -18,12 +19,9 @@ from personafl.errors import ModelError
 from personafl.kernels.batch_norm import WeightedBatchNorm as WeightedBatchNorm
 from personafl.kernels.batch_norm import tracked_layers, weighted
 from personafl.kernels.frame import Frame as Frame
+from personafl.kernels.randomness import GAMMA, M1, scrambled, uniform
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-_M1 = -4658895280553007687
-_M2 = -7723592293110705685
 
 
 class KeyedDropout(nn.Module):
@@ -44,11 +42,22 @@ class KeyedDropout(nn.Module):
         key, position = self.frame.key, torch.arange(math.prod(shape), device=x.device).view(shape)
         if self.frame.clients is not None:
             key, position = _of_clients(self.frame, self.frame.axis(self, x), shape, x.device)
-        z = (key ^ self.frame.next_call()) * _M1 + position * _GAMMA
-        z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _M1
-        z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _M2
-        uniform = ((z >> 40) & 0xFFFFFF).float() / float(1 << 24)
-        return x * (uniform.view(shape) >= self.p).to(x.dtype) / (1.0 - self.p)
+        value = uniform(scrambled((key ^ self.frame.next_call()) * M1 + position * GAMMA))
+        return x * (value.view(shape) >= self.p).to(x.dtype) / (1.0 - self.p)
+
+
+class RandomSlopes(nn.Module):
+    """`nn.RReLU` of operations that vmap knows."""
+
+    def __init__(self, lower: float, upper: float) -> None:
+        super().__init__()
+        self.lower, self.upper = lower, upper
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return F.leaky_relu(x, (self.lower + self.upper) / 2)
+        slope = self.lower + (self.upper - self.lower) * torch.rand_like(x)
+        return torch.where(x >= 0, x, x * slope)
 
 
 def _of_clients(frame: Frame, axis: int | None, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -100,6 +109,8 @@ def _replacement(path: str, layer: nn.Module, frame: Frame, number: int | None) 
             f"so clients would overwrite each other's: use {kind}(..., track_running_stats=False), or set the layer to "
             "eval() to keep the statistics that it has"
         )
+    if type(layer) is nn.RReLU:
+        return RandomSlopes(layer.lower, layer.upper).train(layer.training)
     if isinstance(layer, _DROPOUTS):
         return KeyedDropout(layer.p, frame, channels=not isinstance(layer, nn.Dropout)).train(layer.training)
     return None

@@ -27,6 +27,8 @@ from personafl.kernels.batch_norm import WeightedBatchNorm, keeps_statistics
 from personafl.kernels.by_client import ByClient, NoRows
 from personafl.kernels.client_tensor import ClientTensor
 from personafl.kernels.frame import Frame
+from personafl.kernels.outputs import logits
+from personafl.kernels.randomness import keyed_draws
 from personafl.kernels.statistics import Recorder
 
 Way = Literal["frozen", "stacked", "mapped", "looped"]
@@ -77,6 +79,8 @@ class StackedModel:
         The frame of these.
     plan
         What becomes of parameters that are not in a layer of a known kind: see `Plan`.
+    training
+        Whether clients train with it.
 
     Attributes
     ----------
@@ -86,10 +90,10 @@ class StackedModel:
         Whether a pass can write down what batch normalization sees.
     """
 
-    def __init__(self, module: nn.Module, frame: Frame, plan: Plan = "rows") -> None:
+    def __init__(self, module: nn.Module, frame: Frame, plan: Plan = "rows", training: bool = True) -> None:
         shared = [frame, *module.buffers(), *module.parameters()]
         self.module = copy.deepcopy(module, {id(thing): thing for thing in shared})
-        self.frame = frame
+        self.frame, self.training = frame, training
         self.ways: dict[str, Way] = {}
         self._plan = plan
         self._whole: dict[str, nn.Module] = {}
@@ -185,8 +189,8 @@ class StackedModel:
         clients, samples = weight.shape
         rows = each_input(lambda part: part.flatten(0, 1), x)
         self.frame.enter(key, weight, clients, clients * samples, params.keys() >= self._statistics.keys(), recorder)
-        with self._holding(params, clients, samples):
-            outputs: Tensor = self.module(**rows) if isinstance(rows, dict) else self.module(rows)
+        with self._holding(params, clients, samples), keyed_draws(self.frame, self.training):
+            outputs = logits(self.module(**rows) if isinstance(rows, dict) else self.module(rows))
         return outputs.unflatten(0, (clients, samples))
 
     @contextmanager
@@ -280,7 +284,7 @@ def _mapped(model: StackedModel, layer: nn.Module, forward: Callable[..., Any], 
             return functional_call(layer, weights, *inputs)
 
     dims = (0, None if key is None else 0, 0, where)
-    found = vmap(one, dims, axis)(weights, key, weight, apart)
+    found = vmap(one, dims, axis, frame.randomness(model.training))(weights, key, weight, apart)
     return tree_map(lambda v: v.flatten(axis, axis + 1), found)
 
 
@@ -295,14 +299,10 @@ def _looped(model: StackedModel, layer: nn.Module, forward: Callable[..., Any], 
         lambda v: _Parts(v.unflatten(axis, (clients, -1)).unbind(axis)) if has_rows(v) else v, (args, kwargs)
     )
     weights = {name: value.unbind(0) for name, value in _weights(layer, frame).items()}
-    keys = [None] * clients if frame.key is None else frame.key.unbind(0)
-    assert frame.weight is not None
-    found, calls = [], frame._calls
-    for k, (key, weight) in enumerate(zip(keys, frame.weight.unbind(0), strict=True)):
+    found = []
+    for k in frame.each_client():
         inputs = tree_map(lambda v, k=k: v.parts[k] if isinstance(v, _Parts) else v, apart)
-        frame._calls = calls
-        with frame.one_client(key, weight):
-            found.append(functional_call(layer, {name: parts[k] for name, parts in weights.items()}, *inputs))
+        found.append(functional_call(layer, {name: parts[k] for name, parts in weights.items()}, *inputs))
     return tree_map(lambda *parts: torch.cat(parts, axis), *found)
 
 

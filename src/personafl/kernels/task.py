@@ -21,6 +21,8 @@ from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
 from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
+from personafl.kernels.outputs import logits
+from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
 from personafl.kernels.stacked_model import Plan, StackedModel
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
@@ -127,6 +129,7 @@ class Task:
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
         other = Task(self.template, self.kind)
+        other.frame.draws = dict(self.frame.draws)
         if self._together is not None:
             other.frame.axes = self.frame.axes
             known = self._together
@@ -142,6 +145,11 @@ class Task:
     def lacks_statistics(self, theta: Tensor) -> bool:
         """Whether batch normalization finds no statistics in this vector, and goes by the batch."""
         return bool(theta.shape[-1] < self.full_size)
+
+    def takes_any_batch(self, theta: Tensor) -> bool:
+        """Whether outputs and losses of a sample in evaluation are the same whatever is in the batch with it."""
+        drawn = self.frame.draws.get(False, False)
+        return not (self.couples_samples or self.lacks_statistics(theta) or drawn)
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into a vector (P,), or into K vectors (K, P); with statistics, where they follow (P + S)."""
@@ -272,7 +280,8 @@ class Task:
             def client_loss(params: dict[str, Tensor], x: Inputs, y: Tensor, w: Tensor, k: Tensor, e: Any) -> Tensor:
                 return self._mean_loss(params, Batch(x, y, w, k), objective, e)
 
-            by_name = vmap(grad(client_loss))(params, batch.x, batch.y, batch.weight, batch.key, extra)
+            mapped = vmap(grad(client_loss), randomness=self.frame.randomness(True))
+            by_name = mapped(params, batch.x, batch.y, batch.weight, batch.key, extra)
             return list(by_name.values())
 
         def slope(outputs: Tensor) -> Tensor:
@@ -300,7 +309,7 @@ class Task:
             recorder = Recorder()
             way.models[False](self._shaped(self.split(theta)), x, None, weight, recorder)
             return running(recorder.seen, self._running0)
-        found: Tensor = vmap(self.statistics)(theta, x, weight)
+        found: Tensor = vmap(self.statistics, randomness=self.frame.randomness(False))(theta, x, weight)
         return found
 
     def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
@@ -310,7 +319,7 @@ class Task:
         way = self.together(x)
         if way.way == "stacked":
             return way.models[False](self._shaped(self.split(theta)), x, None, weight)
-        outputs: Tensor = vmap(self.predict)(theta, x, weight)
+        outputs: Tensor = vmap(self.predict, randomness=self.frame.randomness(False))(theta, x, weight)
         return outputs
 
     def evaluate_stacked(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -328,11 +337,11 @@ class Task:
         Raises
         ------
         ModelError
-            The model cannot read the samples, its outputs do not fit the labels, it draws random numbers outside
-            of nn.Dropout, or it changes its buffers in place.
+            The model cannot read the samples, its outputs do not fit the labels, it draws random numbers that are not
+            torch's, or it changes its buffers in place.
         """
         before = {n: b.clone() for n, b in self._constants.items()}
-        random_state = torch.get_rng_state()
+        others = other_generators()
         batch = Batch(x, y, torch.ones(len(y), device=y.device), torch.zeros((), dtype=torch.int64, device=y.device))
         try:
             with torch.no_grad():
@@ -355,11 +364,11 @@ class Task:
                     f"buffer {name!r} is changed in place by the forward pass, so clients would share it: "
                     f"make layer {layer!r} free of state, or keep its statistics per batch"
                 )
-        if not torch.equal(random_state, torch.get_rng_state()):
-            torch.set_rng_state(random_state)
+        if other_generators() != others:
+            where = line_that_draws(lambda: self.loss(self.theta0.to(y.device), batch))
             raise ModelError(
-                f"{type(self.template).__name__} draws random numbers in its forward pass other than by nn.Dropout "
-                "(F.dropout, torch.rand, …), which no client's seed controls: use an nn.Dropout layer"
+                f"{type(self.template).__name__} draws from Python's or NumPy's random generator in its forward pass "
+                f"({where}), which no client's seed controls: use torch.rand, torch.randint, … there"
             )
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
@@ -424,7 +433,8 @@ class Task:
     def stacked_models(self, plan: Plan) -> dict[bool, StackedModel]:
         """The model for K clients in training (True) and in use (False)."""
         return {
-            mode: StackedModel(m, self.frame, plan) for mode, m in ((True, self._training), (False, self._inference))
+            mode: StackedModel(m, self.frame, plan, mode)
+            for mode, m in ((True, self._training), (False, self._inference))
         }
 
     def _is_native(self, x: Inputs) -> bool:
@@ -444,10 +454,9 @@ class Task:
         self.frame.enter(key, weight, fixed=len(params) > len(self.names), recorder=recorder)
         shaped = dict(params)
         shaped |= {n: params[n].reshape(s) for n, s in zip(self.names, self.shapes, strict=True)}
-        constants = (shaped, self._constants)
-        if isinstance(x, dict):
-            return functional_call(module, constants, (), x)  # type: ignore[no-any-return]
-        return functional_call(module, constants, (x,))  # type: ignore[no-any-return]
+        inputs: tuple[Any, ...] = ((), x) if isinstance(x, dict) else ((x,),)
+        with keyed_draws(self.frame, module is self._training):
+            return logits(functional_call(module, (shaped, self._constants), *inputs))
 
     def _mean_loss(
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from personafl.inputs import Inputs, each_input, length, some, tensors
+from personafl.kernels.frame import Frame
 from personafl.kernels.stacked_model import PLANS, Plan, StackedModel
 from personafl.kernels.watch_reads import WatchReads
 
@@ -34,6 +36,8 @@ Run = Callable[[bool, Params, Inputs, Tensor | None, Tensor], Tensor]
 
 class OneClient(Protocol):
     """A model with its parameters apart, as `Task` has it."""
+
+    frame: Frame
 
     def forward(self, training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor | None) -> Tensor:
         """Outputs of one client."""
@@ -70,6 +74,7 @@ def find(model: OneClient, theta0: Tensor, statistics: Tensor, x: Inputs) -> Tog
     vectors = {True: theta0, False: torch.cat([theta0, statistics])}
     reasons: dict[str, str] = {}
     for plan in PLANS:
+        model.frame.axes.clear()  # what was found while another plan failed
         models = model.stacked_models(plan)
         reason = _wrong(model, _watched(models), vectors, x)
         if reason is None:
@@ -87,17 +92,18 @@ def by_vmap(model: OneClient) -> Run:
     """All clients by vmap."""
 
     def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
+        one = partial(model.forward, training)
         dims = (0, 0, None if key is None else 0, 0)
-        outputs: Tensor = vmap(lambda *client: model.forward(training, *client), dims)(params, x, key, weight)
+        outputs: Tensor = vmap(one, dims, randomness=model.frame.randomness(training))(params, x, key, weight)
         return outputs
 
     return run
 
 
 def _watched(models: dict[bool, StackedModel]) -> Run:
-    def run(training: bool, *rest: Any) -> Tensor:
-        with WatchReads():
-            return models[training](*rest)
+    def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
+        with WatchReads():  # type: ignore[no-untyped-call]
+            return models[training](params, x, key if training else None, weight)
 
     return run
 

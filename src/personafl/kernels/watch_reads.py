@@ -26,13 +26,13 @@ class WatchReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS:
-            package, where = _caller()
+            package, where = caller()
             if package not in NEUTRAL:
                 raise ReadsValues(f"data-dependent control flow: {where} looks at the values of a tensor")
         return func(*args, **(kwargs or {}))
 
 
-def _caller() -> tuple[str, str]:
+def caller() -> tuple[str, str]:
     """The package, file and line of the innermost code that is neither torch's nor ours."""
     frame = sys._getframe(1)
     while frame is not None:

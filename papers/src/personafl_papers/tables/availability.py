@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from personafl.data import cifar, images, readers
+from personafl.data import images, readers
 from personafl.data.fetch import OFFLINE
 from personafl.data.sources import emnist
 from personafl.errors import DataError
-from personafl_papers.data import letters, sent140, speech, vectors
+from personafl_papers.data import cifar, letters, sent140, speech, vectors
 
 
 def _letters() -> None:

@@ -1,7 +1,5 @@
 """Data sets, one file each. A package of yours adds more by the entry points `personafl.data`."""
 
-from personafl.data.sources.cifar10 import CIFAR10
-from personafl.data.sources.cifar100 import CIFAR100
 from personafl.data.sources.digits import Digits
 from personafl.data.sources.emnist import EMNIST
 from personafl.data.sources.fmnist import FMNIST
@@ -12,8 +10,8 @@ from personafl.registry import Registry
 SOURCES = Registry(
     "data",
     "personafl.data",
-    [Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, Files],
+    [Digits, MNIST, FMNIST, EMNIST, Files],
     needs=("structure", "splits", "load"),
 )
 
-__all__ = ["CIFAR10", "CIFAR100", "EMNIST", "FMNIST", "MNIST", "SOURCES", "Digits", "Files"]
+__all__ = ["EMNIST", "FMNIST", "MNIST", "SOURCES", "Digits", "Files"]

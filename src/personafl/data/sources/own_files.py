@@ -33,8 +33,9 @@ class Files:
         Of a table: the column of labels, or several. It must be given.
     client : str, optional
         Of a table: the column of client ids. Left out, a partition deals the rows.
-    features : str or list of str, optional
-        Of a table: the columns of features; left out, all others that hold numbers.
+    features : str, list of str or table, optional
+        Of a table: the columns of features; left out, all others that hold numbers. Several inputs are a table:
+        {numbers = ["age", "dose"], categories = ["ward"]}.
     categorical : list of str
         Of a table: columns of text, each of whose values becomes a feature that is 0 or 1.
     group, split : str, optional
@@ -48,6 +49,8 @@ class Files:
     missing
         `error`, as where it is left out; or `fill`: missing numbers by the median and categories by the mode of the
         training samples, with a feature 0 or 1 for each column that has gaps.
+    length : int, optional
+        What samples of unequal length are padded to; left out, the longest.
     normalize
         `standard`: (x − mean)/std, by the mean and standard deviation of all clients' training samples; or `none`.
     """
@@ -57,7 +60,7 @@ class Files:
     path: str = ""
     label: str | tuple[str, ...] | None = None
     client: str | None = None
-    features: str | tuple[str, ...] | None = None
+    features: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] | None = None
     categorical: tuple[str, ...] = ()
     group: str | None = None
     split: str | None = None
@@ -65,6 +68,7 @@ class Files:
     # None, so that run.toml says nothing of them where a config does not: runs of earlier versions can be resumed.
     label_type: LabelType | None = None
     missing: Missing | None = None
+    length: int | None = None
     normalize: Literal["none", "standard"] = "none"
 
     def __post_init__(self) -> None:
@@ -116,7 +120,8 @@ class Files:
             divided = isinstance(next(iter(data.values())), Mapping)
             federation = Federation.from_clients(
                 data, groups=groups or None, splits=splits or DEFAULT_SPLITS, splitting=splitting, seed=seed,
-                label_type=self.label_type or "auto", missing=self.missing or "error", name=self.name,
+                label_type=self.label_type or "auto", missing=self.missing or "error", length=self.length,
+                name=self.name,
             )  # fmt: skip
         if divided and (splits is not None or splitting != "random"):
             key = "splits" if splits is not None else "splitting"
@@ -126,5 +131,5 @@ class Files:
     def _columns(self) -> Columns:
         return Columns(
             self.label or "", self.client, self.features, self.categorical, self.group, self.split, self.time,
-            self.label_type or "auto", self.missing or "error",
+            self.label_type or "auto", self.missing or "error", self.length,
         )  # fmt: skip

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.images import ROWS_AT_ONCE, check_classes
-from personafl.data.pickles import read_pickle
 from personafl.data.readers import Bytes, data_dirs
 from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
+from personafl_papers.data.pickles import read_pickle
 
 Normalization = Literal["half", "unit"]
 """half: x/127.5 − 1, from −1 to 1; unit: x/255, from 0 to 1."""

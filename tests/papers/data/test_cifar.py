@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.data import CIFAR10, CIFAR100, IID, build, cifar
+from personafl.data import IID, SOURCES, build
 from personafl.data.readers import find
-from personafl.data.sources.cifar100 import SUPERCLASSES
 from personafl.errors import ConfigError, DataError
-from tests.data.test_pickles import attack, python_2
+from personafl_papers.data import cifar
+from personafl_papers.data.cifar10 import CIFAR10
+from personafl_papers.data.cifar100 import CIFAR100, SUPERCLASSES
+from tests.papers.data.test_pickles import attack, python_2
 
 EACH = 5  # images in a batch
 BATCHES = {
@@ -407,3 +409,13 @@ def test_the_real_cifar10_is_as_published(tmp_path, monkeypatch):
     assert np.rint(samples.x[0].ravel()[[0, 1, 2, -3, -2, -1]] * 255).tolist() == [59, 43, 50, 140, 84, 72]
     means = [samples.x[:50_000, channel].mean(dtype=np.float64) for channel in range(3)]
     assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
+
+
+def test_cifar_is_found_where_it_was_before_it_moved(monkeypatch):
+    import personafl as pf
+
+    assert pf.data.CIFAR10 is CIFAR10 and pf.data.CIFAR100 is CIFAR100
+    assert SOURCES.name_of(CIFAR10) == "cifar10"
+    monkeypatch.setattr(pf.data, "SOURCES", {})
+    with pytest.raises(AttributeError, match=r"personafl\.data\.CIFAR10 is now in the package personafl-papers"):
+        _ = pf.data.CIFAR10

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from personafl.data.base import Samples, Structure
-from personafl.data.cifar import CIFAR10_FILES, Normalization, check_normalization
+from personafl_papers.data.cifar import CIFAR10_FILES, Normalization, check_normalization
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personafl.data.pickles import read_pickle
 from personafl.errors import DataError
+from personafl_papers.data.pickles import read_pickle
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 300), np.uint8)
 LABELS = [6, 9, 0, 255]
@@ -277,7 +277,7 @@ MEGABYTE = b"T\x00\x00\x10\x00" + bytes(1 << 20)
     ids=["lists", "marks", "nested-key", "nested", "itself", "copies", "quoted"],
 )
 def test_small_files_take_little_memory(content, said, monkeypatch):
-    monkeypatch.setattr("personafl.data.pickles._MOST_INSTRUCTIONS", 20_000)
+    monkeypatch.setattr("personafl_papers.data.pickles._MOST_INSTRUCTIONS", 20_000)
     tracemalloc.start()
     with pytest.raises(DataError, match=said) as caught:
         read_pickle(content, "a batch", ["data"])

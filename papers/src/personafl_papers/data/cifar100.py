@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from personafl.data.base import Samples, Structure
-from personafl.data.cifar import CIFAR100_FILES, Normalization, check_normalization
 from personafl.errors import ConfigError
+from personafl_papers.data.cifar import CIFAR100_FILES, Normalization, check_normalization
 
 # fmt: off
 SUPERCLASSES = np.array([
