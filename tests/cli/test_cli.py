@@ -68,8 +68,10 @@ def serve():
     import typer.main  # noqa: F401
 
     import personafl.study.demo  # noqa: F401
+    from personafl.config import parse
 
     torch.set_num_threads(1)  # a process with torch threads cannot be forked
+    parse(SETTINGS).federation()  # the checks of settings are made once, too
     if hasattr(os, "sched_setaffinity"):  # and on a busy machine, threads that wait for each other take minutes
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     for line in sys.stdin:
