@@ -61,12 +61,17 @@ class Shell:
 
 def serve():
     """What a shell does: a line on standard input is a command, a line on standard output is what came of it."""
+    import rich.progress
+    import rich.table  # noqa: F401
     import sklearn.datasets  # noqa: F401  (imported once, not in every child)
     import torch
+    import typer.main  # noqa: F401
 
     import personafl.study.demo  # noqa: F401
+    from personafl.config import parse
 
     torch.set_num_threads(1)  # a process with torch threads cannot be forked
+    parse(SETTINGS).federation()  # the checks of settings are made once, too
     if hasattr(os, "sched_setaffinity"):  # and on a busy machine, threads that wait for each other take minutes
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     for line in sys.stdin:
@@ -245,7 +250,7 @@ def test_a_full_disk_is_said_and_resumed_from(personafl, small_disk, config, tmp
     assert personafl("run", config, "-s", "checkpoint_every=0", "--out", tmp_path / "whole").returncode == 0
     expected = results(tmp_path / "whole")
     command, stuck = ("run", config, "-s", "checkpoint_every=0", "--out", disk / "run"), set()
-    for free in range(0, 400, 16):
+    for free in range(0, 400, 24):
         (seen / "filler").write_bytes(bytes((400 - free) * 1024))
         done = shell(*command)
         if done.returncode == 0:
