@@ -1,5 +1,4 @@
 import numpy as np
-import torch
 from torch import nn
 
 import personafl as pf
@@ -26,7 +25,7 @@ print(run.clients().select(["client", "n_train", "personal_accuracy", "global_ac
 # A client's model, ready to use. It wants features as it was trained on them: standardized.
 net = run.personal("hospital-3")
 patients = np.load("hospitals/hospital-3.npz")
-x = (torch.from_numpy(patients["x"]) - run.constants["mean"]) / run.constants["std"]
+x = run.features(patients["x"])
 print([fed.class_names[k] for k in net(x[:5]).argmax(1)])
 
 # A model for somebody who was not there for the training, from their own data, as it is: 1 is malignant.

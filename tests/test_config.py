@@ -91,7 +91,7 @@ def test_an_unknown_key_suggests_the_nearest(values, key, nearest):
 
 def test_an_unknown_key_like_no_other_lists_what_is_known():
     message = refused({"xyzzy": 1})
-    assert message.startswith("unknown key 'xyzzy'; known here: seed, splits, rounds, ")
+    assert message.startswith("unknown key 'xyzzy'; known here: seed, splits, splitting, rounds, ")
 
 
 @pytest.mark.parametrize(

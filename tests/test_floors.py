@@ -11,11 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     # ground
-    "version", "errors", "signals", "streams", "plugins", "registry", "states", "settings", "files",
+    "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "checks", "local_settings",
+    "settings", "files",
     # what is trained: data, models, methods
-    "storage", "federation", "data", "kernels", "models", "algorithms",
+    "storage", "federation", "data", "metrics", "tasks", "kernels", "models", "algorithms",
     # training
-    "engines", "training", "metrics", "runs", "config", "backends", "jobs",
+    "engines", "training", "runs", "config", "backends", "jobs",
     # many runs, and what is shown
     "study", "report", "comparison", "cli", "__main__",
 )  # fmt: skip

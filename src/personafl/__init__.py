@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.version import __version__
 
 if TYPE_CHECKING:
-    from personafl import data, metrics
+    from personafl import data, metrics, tasks
     from personafl.algorithms import (
         ALGORITHMS,
         APFL,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         FedAMP,
         FedAvg,
         FedAvgFT,
+        FedBN,
         FedPer,
         FedProx,
         FedProxFT,
@@ -54,12 +55,14 @@ if TYPE_CHECKING:
     from personafl.runs.trackers import MLflow, TensorBoard
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
+    from personafl.tasks import Metric
     from personafl.training.events import Listener
+    from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
 
 _HOMES = {
-    "algorithms": "ALGORITHMS APFL SCAFFOLD About Algorithm Context Ditto Each FedAMP FedAvg FedAvgFT FedPer FedProx "
-    "FedProxFT Gradient HeurFedAMP JobInfo Mean PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent "
+    "algorithms": "ALGORITHMS APFL SCAFFOLD About Algorithm Context Ditto Each FedAMP FedAvg FedAvgFT FedBN FedPer "
+    "FedProx FedProxFT Gradient HeurFedAMP JobInfo Mean PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent "
     "Separate Uplink Uploads",
     "comparison": "Comparison compare",
     "errors": "PersonaflError",
@@ -70,11 +73,18 @@ _HOMES = {
     "runs.trackers": "MLflow TensorBoard",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
+    "tasks": "Metric",
     "training.events": "Listener",
+    "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
-_MODULES = {"data": "personafl.data", "metrics": "personafl.metrics", "partition": "personafl.data.partitions"}
+_MODULES = {
+    "data": "personafl.data",
+    "metrics": "personafl.metrics",
+    "partition": "personafl.data.partitions",
+    "tasks": "personafl.tasks",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -104,9 +114,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
-    "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient", "HeurFedAMP", "JobInfo",
-    "Listener", "Local", "MLflow", "Mean", "PFedMe", "PerFedAvg", "PersFL", "PersFLGD", "PersonaflError", "Privacy",
-    "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug", "Sent", "Separate", "State", "Task",
-    "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data", "load", "load_run", "metrics", "partition",
-    "train",
+    "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedPer", "FedProx", "FedProxFT", "Federation",
+    "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg",
+    "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL",
+    "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare",
+    "data", "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
 ]  # fmt: skip

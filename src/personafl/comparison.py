@@ -31,6 +31,8 @@ from personafl.study.plan import Plan
 from personafl.study.processes import Processes
 from personafl.study.progress import StudyProgress
 from personafl.study.tables import caption, csv_text, json_values, latex_text, sentences, terminal_tables
+from personafl.tasks import LearningTask, Metric
+from personafl.training.arguments import check_federation, check_settings
 from personafl.training.privacy import Privacy
 
 
@@ -47,8 +49,9 @@ def compare(
     local: Local | None = None,
     engine: str | EngineSettings = "auto",
     privacy: Privacy | None = None,
+    task: str | LearningTask | None = None,
     loss: str | Objective | None = None,
-    metrics: Mapping[str, Objective] | None = None,
+    metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
     out: str | Path | None = None,
     at_once: int = 1,
     progress: bool = True,
@@ -78,7 +81,7 @@ def compare(
         How many of the seeds the search uses.
     equal_work
         Give every method the gradients of the one that computes most.
-    schedule, local, engine, privacy, loss, metrics
+    schedule, local, engine, privacy, task, loss, metrics
         As in `train`, for every method.
     out
         The folder that the runs are in: what is there is reused, what is missing is made, so that the same call goes on
@@ -102,8 +105,11 @@ def compare(
     5
     """
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
+    if not callable(federation):
+        check_federation(federation)
     schedule, engine = with_settings(schedule, engine, settings)
-    subject = Subject(federation, module, loss, metrics, schedule, local or Local(), engine, privacy, temporary)
+    subject = Subject(federation, module, task, loss, metrics, schedule, local or Local(), engine, privacy, temporary)
     planned = module_plan(subject, algorithms, seeds, search or {}, search_seeds, equal_work)
     folder = Path(temporary.name) / "comparison" if temporary else Path(str(out))
     with Processes(at_once) if at_once > 1 else nullcontext(in_process) as launcher:

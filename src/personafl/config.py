@@ -14,9 +14,11 @@ from personafl.algorithms import ALGORITHMS, Algorithm, FedAvg
 from personafl.data import PARTITIONS, SOURCES, Digits, Files, Partition, Source, build
 from personafl.errors import ConfigError
 from personafl.federation import Federation
+from personafl.federation.splits import Splitting
 from personafl.models import MODELS, Model
 from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
+from personafl.tasks import TASKS, LearningTask
 from personafl.training.privacy import Privacy
 
 
@@ -29,6 +31,8 @@ class Config:
     data: Source | Files = field(default_factory=Digits)
     partition: Partition | None = None
     splits: tuple[float, float, float] | None = None
+    splitting: Splitting = "random"
+    task: LearningTask | None = None
     model: Model | None = None
     weights: str | None = None
     local: Local = field(default_factory=Local)
@@ -39,20 +43,22 @@ class Config:
 
     def federation(self) -> Federation:
         """Load and divide the data that the config names."""
-        return build(self.data, self.partition, self.splits, self.seed)
+        return build(self.data, self.partition, self.splits, self.seed, self.splitting)
 
     def tables(self) -> dict[str, Any]:
         """The config as TOML tables, with every default written out."""
-        out: dict[str, Any] = {"seed": self.seed, **asdict(self.schedule)}
+        out: dict[str, Any] = {"seed": self.seed, **self.schedule.table()}
         if self.splits is not None:
             out["splits"] = list(self.splits)
-        for key in ("data", "partition", "model", "algorithm"):
+        if self.splitting != "random":
+            out["splitting"] = self.splitting
+        for key in ("data", "partition", "task", "model", "algorithm"):
             value = getattr(self, key)
             if value is not None:
                 out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **asdict(value)}
         if self.weights is not None:
             out.setdefault("model", {})["weights"] = self.weights
-        out["local"] = asdict(self.local)
+        out["local"] = self.local.table()
         out["engine"] = asdict(self.engine)
         if self.ray != RaySettings():
             out["ray"] = asdict(self.ray)
@@ -64,10 +70,11 @@ class Config:
 _REGISTRIES: dict[str, tuple[Registry, str | None]] = {
     "data": (SOURCES, "digits"),
     "partition": (PARTITIONS, None),
+    "task": (TASKS, None),
     "model": (MODELS, None),
     "algorithm": (ALGORITHMS, "fedavg"),
 }
-_TOP = ("seed", "splits", *(f.name for f in fields(Schedule)))
+_TOP = ("seed", "splits", "splitting", *(f.name for f in fields(Schedule)))
 _TABLES = (*_REGISTRIES, "local", "engine", "privacy", "ray")
 
 
@@ -153,6 +160,8 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 def parse(values: Mapping[str, Any]) -> Config:
     """Check TOML tables and make a Config of them; an unknown key is an error that suggests the nearest known one."""
     for key in values:
+        if key in (f.name for f in fields(Local)):
+            raise ConfigError(f"unknown key {key!r} (did you mean 'local.{key}'?): it belongs into the table [local]")
         require_known_key("", key, (*_TOP, *_TABLES))
     tables = {key: _table(values, key) for key in _TABLES}
     if isinstance(values.get("engine"), str):
@@ -167,13 +176,14 @@ def parse(values: Mapping[str, Any]) -> Config:
     usual = getattr(source, "default_model", None)
     if chosen["model"] is None and usual is not None:
         chosen["model"] = choose("model", {"name": usual}, MODELS, None)
-    schedule = {key: values[key] for key in values if key in _TOP and key not in ("seed", "splits")}
+    schedule = {key: values[key] for key in values if key in _TOP and key not in ("seed", "splits", "splitting")}
     seed = checked(int, "seed", values.get("seed", 0))
     check("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
     return Config(
         seed=seed,
         schedule=checked(Schedule, "", schedule),
         splits=checked(tuple[float, float, float] | None, "splits", values.get("splits")),
+        splitting=checked(Splitting, "splitting", values.get("splitting", "random")),
         weights=weights,
         local=checked(Local, "local", tables["local"]),
         engine=checked(EngineSettings, "engine", tables["engine"]),

@@ -33,7 +33,7 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         number = _error_number(error)
         full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "; free some space, then continue with --resume" if full else ""
+        advice = "; free some space, then continue with resume=True (--resume)" if full else ""
         raise RunError(f"{doing} {path} failed: {os.strerror(number) if number else error}{advice}") from error
 
 

@@ -10,20 +10,35 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from personafl.algorithms import Algorithm, FedAvg
 from personafl.config import Config
 from personafl.engines import Choice, make_engine
-from personafl.errors import ConfigError, RunError
+from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
+from personafl.inputs import dtype_of, shape_of, some, written_shape
+from personafl.kernels.modes import frozen_and_eval
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
-from personafl.registry import described, require_known_key
+from personafl.registry import described
+from personafl.runs.modules import called
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
 from personafl.storage.folder import RunFolder
+from personafl.tasks import LearningTask, Metric, task_for
+from personafl.training.arguments import (
+    algorithm_of,
+    check_federation,
+    check_keys,
+    check_listeners,
+    check_model,
+    check_seed,
+    check_settings,
+    features_hint,
+)
 from personafl.training.clients import Clients, LocalClients
 from personafl.training.events import Listener, ProgressBar
 from personafl.training.job import Job
@@ -36,7 +51,7 @@ log = logging.getLogger("personafl")
 def train(
     federation: Federation,
     model: nn.Module,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     seed: int = 0,
     schedule: Schedule | None = None,
@@ -44,8 +59,9 @@ def train(
     engine: str | EngineSettings = "auto",
     ray: RaySettings | None = None,
     privacy: Privacy | None = None,
+    task: str | LearningTask | None = None,
     loss: str | Objective | None = None,
-    metrics: Mapping[str, Objective] | None = None,
+    metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -61,7 +77,7 @@ def train(
     model
         Any torch module; its present weights are where every client starts from.
     algorithm
-        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`.
+        Such as `FedAvg()` (the default) or `FedProx(mu=0.1)`; or a name, such as "fedprox", for its defaults.
     seed
         What cohorts, batches and dropout follow from.
     schedule
@@ -74,8 +90,14 @@ def train(
         The cluster of engine="ray", see `RaySettings`.
     privacy
         Clipping and noise on what clients send, see `Privacy`.
-    loss, metrics
-        See `Task`; left out, cross-entropy where the federation has classes, else squared error.
+    task
+        What is learned, such as `pf.tasks.Regression(loss="huber")` or `"multilabel"`: loss and metrics. Left out, it
+        follows from the labels, see docs/tasks.md.
+    loss
+        A function `(outputs, y) -> value per sample` in place of the task's loss; the metrics stay those of the task.
+    metrics
+        More metrics beside the task's: `{"name": function}` with functions `(outputs, y) -> value per sample`, or
+        `pf.Metric`s, which say which way is better.
     out
         The run folder; left out, a temporary one that is deleted with the returned object.
     resume
@@ -97,11 +119,18 @@ def train(
     >>> len(run.clients()), run.personal("client-3")(torch.zeros(1, 64)).shape
     (5, torch.Size([1, 10]))
     """
+    check_federation(federation)
+    check_model(model)
+    check_seed(seed)
+    check_listeners(listeners)
+    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
     schedule, chosen = with_settings(schedule, engine, settings)
+    for note in federation.notes:
+        log.warning("%s", note)
     job = Job(
         federation,
-        Task(model, loss or default_loss(federation), metrics),  # type: ignore[arg-type]
-        algorithm or FedAvg(),
+        module_task(federation, model, task, loss, metrics),
+        FedAvg() if algorithm is None else algorithm_of(algorithm),
         schedule,
         local or Local(),
         chosen,
@@ -111,6 +140,29 @@ def train(
         module_tables(federation, model),
     )
     return run_job(job, out, resume, [*listeners, *([ProgressBar()] if progress else [])])
+
+
+def module_task(
+    federation: Federation,
+    module: nn.Module,
+    task: str | LearningTask | None = None,
+    loss: str | Objective | None = None,
+    metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
+) -> Task:
+    """A module with the task that is named, or else that the federation's labels stand for."""
+
+    def outputs(rows: Tensor) -> Tensor:
+        made = Task(module)
+        with torch.no_grad():
+            return made.predict(made.theta0, some(federation.x, rows))
+
+    return Task(module, task_for(federation.y, lambda: training_labels(federation), task, loss, metrics, outputs))
+
+
+def training_labels(federation: Federation) -> Tensor:
+    """The labels of all clients' training data."""
+    starts, sizes = federation.starts("train"), federation.sizes("train")
+    return torch.cat([federation.y[i : i + n] for i, n in zip(starts.tolist(), sizes.tolist(), strict=True)])
 
 
 def module_tables(federation: Federation, module: nn.Module) -> dict[str, Any]:
@@ -129,8 +181,7 @@ def with_settings(
     """
     made = EngineSettings(engine) if isinstance(engine, str) else engine
     of_schedule, of_engine = ([f.name for f in fields(kind)] for kind in (Schedule, EngineSettings))
-    for key in settings:
-        require_known_key("", key, [*of_schedule, *(name for name in of_engine if name != "name")])
+    check_keys(settings)
     schedule = replace(schedule or Schedule(), **{k: v for k, v in settings.items() if k in of_schedule})
     return schedule, replace(made, **{k: v for k, v in settings.items() if k in of_engine})
 
@@ -154,18 +205,24 @@ def train_config(
 
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
-    model = config.model or default_model(federation.x.shape[1:])
+    model = config.model or default_model(shape_of(federation.x))
     parts = {"data": config.data, "partition": config.partition, "model": model}
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
     if config.splits is not None:
         tables["splits"] = list(config.splits)
-    module = initialize(model, federation.x.shape[1:], federation.outputs, config.seed, federation.constants)
+    if config.splitting != "random":
+        tables["splitting"] = config.splitting
+    kind = task_for(federation.y, lambda: training_labels(federation), config.task)
+    if config.task is not None:
+        tables["task"] = described(config.task)
+    outputs = kind.outputs(federation.y, federation.classes)
+    module = initialize(model, shape_of(federation.x), outputs, config.seed, federation.constants)
     if config.weights is not None:
         tables["model"]["weights"] = config.weights
         load_weights(module, Path(config.weights))
     return Job(
         federation,
-        Task(module, default_loss(federation)),  # type: ignore[arg-type]
+        Task(module, kind),
         config.algorithm,
         config.schedule,
         config.local,
@@ -177,16 +234,13 @@ def config_job(config: Config, federation: Federation) -> Job:
     )
 
 
-def default_loss(federation: Federation) -> str:
-    """Cross-entropy where the federation has classes, else squared error."""
-    return "mse" if federation.classes is None else "cross_entropy"
-
-
 def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: Sequence[Listener] = ()) -> Run:
     """Train what a job describes, into a run folder or a temporary one."""
     job.check()
     if resume and out is None:
         raise RunError("resume needs the run folder: name it with out")
+    if not job.federation.sizes("test").any():
+        log.warning("no client has test samples, so nothing will be scored: give splits with a share for test")
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
     folder = RunFolder(Path(temporary.name if temporary else str(out)))
     if not resume:
@@ -194,10 +248,21 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
     with folder.lock():
         begun = folder.manifest().get("resolved", {}) if resume and folder.exists else {}
         job = job.resuming(begun)
-        clients, choice = make_clients(job, folder)
+        try:
+            clients, choice = make_clients(job, folder)
+        except ModelError as error:
+            hint = features_hint(job.federation) if "fails on a batch" in str(error) else ""
+            raise ModelError(f"{error}{hint}") from error
         if clients.privacy != job.privacy:  # promised to people, so never left out in silence
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
         resolved = _resolved(job, choice)
+        log.info("%s", job.task.kind.sentence())
+        if not job.task.template.training:
+            log.warning(
+                "the model is in eval(), and stays so while clients train: dropout does nothing, and batch "
+                "normalization keeps its statistics, the same for all clients; call model.train() first if that is "
+                "not meant"
+            )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
         origin = Origin(job.tables, resolved, job.federation.constants)
@@ -207,7 +272,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
 
 
 def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
-    federation = job.federation
+    federation, kind = job.federation, job.task.kind
+    classes = federation.classes if kind.has_classes else None
     resolved = {
         "engine": choice.engine,
         "threads": choice.threads,
@@ -215,13 +281,18 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "device": job.engine.device,
         "engine_reason": choice.reason,
         "clients": len(federation),
-        "classes": federation.classes,
-        "labels": federation.class_names,
-        "input_shape": list(federation.x.shape[1:]),
-        "input_dtype": str(federation.x.dtype).removeprefix("torch."),
-        "outputs": federation.outputs,
+        "classes": classes,
+        "labels": federation.class_names if classes else None,
+        "input_shape": written_shape(shape_of(federation.x)),
+        "input_dtype": dtype_of(federation.x),
+        "outputs": kind.outputs(federation.y, federation.classes),
         "fingerprint": federation.fingerprint,
+        **frozen_and_eval(job.task.template),
     }
+    if job.engine.precision != "float32":
+        resolved["precision"] = job.engine.precision
+    if "name" not in job.tables.get("model", {}):
+        resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

@@ -8,12 +8,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from personafl.checks import check, check_types, table_without_unused
 from personafl.errors import ConfigError
+from personafl.local_settings import Local
 from personafl.registry import require_known_name
 from personafl.states import Ints
 from personafl.streams import generator
+
+__all__ = [
+    "BACKEND_NAMES",
+    "ENGINE_NAMES",
+    "EngineSettings",
+    "Local",
+    "RaySettings",
+    "Schedule",
+    "check",
+    "require_ray",
+]
 
 ENGINE_NAMES = ("stacked", "threaded", "loop")
 """Engines: how one process computes the work of its clients. `auto` chooses among them."""
@@ -25,69 +37,6 @@ def require_ray(what: str = "engine = 'ray'") -> None:
     """Say what to install, where Ray is not."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"{what} needs Ray, which is not installed: pip install 'personafl[ray]'")
-
-
-def check(key: str, value: Any, ok: bool, expected: str) -> None:
-    """Raise a ConfigError that names the setting, its value and its range."""
-    if not ok:
-        raise ConfigError(f"{key} = {value!r}: must be {expected}")
-
-
-@dataclass(frozen=True)
-class Local:
-    """How clients train: the `[local]` table of a config.
-
-    Parameters
-    ----------
-    lr
-        Learning rate η of plain SGD.
-    batch_size
-        Samples per step; 0 takes all of a client's training data at every step.
-    steps, epochs
-        Local work per round, as one or the other: a number of steps, or of passes over the client's data.
-    momentum, weight_decay
-        As in `torch.optim.SGD`; momentum starts anew in every round.
-    lr_decay, lr_decay_every
-        The learning rate is multiplied by `lr_decay` after every `lr_decay_every` rounds.
-    held_back
-        Share of each client's validation samples that algorithms do not see: scores on them (`personal_held_*`) can
-        be compared between methods that choose something on validation data and methods that do not. Left out, they
-        see all of it.
-    """
-
-    lr: float = 0.05
-    batch_size: int = 10
-    steps: int | None = None
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    lr_decay_every: int = 1
-    held_back: float | None = None
-
-    def __post_init__(self) -> None:
-        check("local.lr", self.lr, 0 < self.lr < 1e38, "above 0, and no more than float32 holds")
-        check("local.batch_size", self.batch_size, self.batch_size >= 0, "at least 1, or 0 for all data at once")
-        check("local.momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        check("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
-        check("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]")
-        check("local.lr_decay_every", self.lr_decay_every, self.lr_decay_every >= 1, "at least 1 round")
-        held = self.held_back
-        check("local.held_back", held, held is None or 0 < held < 1, "above 0 and below 1, or left out")
-        for name, value in (("steps", self.steps), ("epochs", self.epochs)):
-            check(f"local.{name}", value, value is None or value >= 1, "at least 1")
-        check("local.epochs", self.epochs, None in (self.steps, self.epochs), "left out where local.steps is given")
-
-    def rate(self, round: int) -> float:
-        """The learning rate in a round (rounds count from 1)."""
-        return self.lr * float(self.lr_decay ** ((round - 1) // self.lr_decay_every))
-
-    def default_steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of steps of each client that does not choose its own (20 where nothing is said)."""
-        if self.epochs is None:
-            return np.full(len(samples), 20 if self.steps is None else self.steps, np.int64)
-        size = np.maximum(samples, 1) if self.batch_size == 0 else np.full(len(samples), self.batch_size)
-        return np.asarray(self.epochs * -(-samples // size), np.int64)
 
 
 @dataclass(frozen=True)
@@ -105,6 +54,11 @@ class Schedule:
     eval_clients
         How many clients are evaluated: a sample that follows from the seed, the same at every evaluation, the last one
         included. clients.parquet and predictions.parquet then have only their rows. 0 for all clients.
+    patience
+        Evaluations without a better score on validation data after which the run ends, as if it were the last round.
+        Left out, it goes on to the last round. Test data is never looked at.
+    min_delta
+        By how much a score has to be better to count.
     models_mb
         Megabytes up to which the personalized models of all clients are written. Above it, only the models of clients
         that were ever active are; the others share one, where the algorithm makes no model from a client's data
@@ -117,14 +71,24 @@ class Schedule:
     checkpoint_every: int = 10
     eval_clients: int = 0
     models_mb: int = 1024
+    patience: int | None = None
+    min_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types("", self)
         check("rounds", self.rounds, self.rounds >= 1, "at least 1")
         check("activity", self.activity, 0 < self.activity <= 1, "in (0, 1]: the share of clients active in a round")
         check("eval_every", self.eval_every, self.eval_every >= 0, "at least 0 (0: only after the last round)")
         check("checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "at least 0 (0: only at the end)")
         check("eval_clients", self.eval_clients, self.eval_clients >= 0, "at least 0 (0: all clients)")
         check("models_mb", self.models_mb, self.models_mb >= 0, "at least 0 megabytes")
+        check("patience", self.patience, self.patience is None or self.patience >= 1, "at least 1, or left out")
+        check("patience", self.patience, self.patience is None or self.eval_every > 0, "with eval_every above 0")
+        check("min_delta", self.min_delta, self.min_delta >= 0, "at least 0")
+
+    def table(self) -> dict[str, Any]:
+        """As a config has it."""
+        return table_without_unused(self, "patience")
 
     def cohort_size(self, clients: int) -> int:
         # The small addition makes 0.29 × 100 the 29 that was meant.
@@ -165,6 +129,10 @@ class EngineSettings:
     state_memory
         Megabytes of what clients keep between rounds that are kept in memory; more are memory-mapped files in the run
         folder. Only clients that were ever active count.
+    precision
+        Of the forward and backward pass: `float32`, or `bf16` (torch's autocast), where parameters, updates and losses
+        stay float32. Every processor takes bf16, but most are slower with it; it is meant for GPUs and processors with
+        AMX.
     """
 
     name: str = "auto"
@@ -172,12 +140,18 @@ class EngineSettings:
     memory: int = 1024
     device: str = "cpu"
     state_memory: int = 1024
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
+        check_types("engine.", self)
         require_known_name("engine", self.name, ("auto", *ENGINE_NAMES, *BACKEND_NAMES))
         if self.name == "ray":
             require_ray()
             check("engine.device", self.device, self.device == "cpu", "cpu for ray: GPUs are ray.gpus_per_actor")
+        check("engine.precision", self.precision, self.precision in ("float32", "bf16"), "float32 or bf16")
+        if self.precision == "bf16":
+            in_process = self.name not in BACKEND_NAMES
+            check("engine.precision", self.precision, in_process, f"float32 on {self.name}")
         check("engine.threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
         check("engine.memory", self.memory, self.memory >= 1, "at least 1 megabyte")
         check("engine.state_memory", self.state_memory, self.state_memory >= 0, "at least 0 megabytes")
@@ -185,6 +159,20 @@ class EngineSettings:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"engine.device = {self.device!r}: {str(error).splitlines()[0]}") from None
+        if self.precision == "bf16" and not has_bf16(self.device):
+            raise ConfigError(f"engine.precision = 'bf16': the device {self.device!r} does not have it; use 'float32'")
+
+
+def has_bf16(device: str) -> bool:
+    """Whether a device can multiply bf16 numbers."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    try:
+        one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
+        torch.mm(one, one)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -214,6 +202,7 @@ class RaySettings:
     data: str | None = None
 
     def __post_init__(self) -> None:
+        check_types("ray.", self)
         check("ray.actors", self.actors, self.actors is None or self.actors >= 1, "at least 1")
         cpus = self.cpus_per_actor
         check("ray.cpus_per_actor", cpus, cpus is None or cpus >= 1, "at least 1")

@@ -13,7 +13,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles
 from personafl.training.runner import Runner
-from tests.archetypes import archetypes
+from tests.archetypes import FOR_ANY_MODEL, archetypes
 from tests.engines.test_agreement import MODELS, Schedule, Task, federation, torch
 
 ROUNDS, BATCH = 2, 4
@@ -71,7 +71,7 @@ def steps_taken(runner: Runner) -> float:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FOR_ANY_MODEL)
 def test_every_algorithm_on_every_engine(tmp_path, name, engine):
     """What is known: gradients a step, times the steps taken, and what comes before the last evaluation."""
     runner = run(engine, made(name), tmp_path / "run", Local(lr=0.01, batch_size=BATCH, epochs=2))

@@ -123,7 +123,7 @@ class Broken(Items):
         (Items([(X[0], 0), X[1]]), r"client 'ann', item 1 is a ndarray; expected a pair \(x, y\)"),
         (Items([(X[0], 0), (X[1], 0, 1)]), r"client 'ann', item 1 is a tuple of 3; expected a pair \(x, y\)"),
         (Items([{"image": X[0], "label": 0}]), r"client 'ann', item 0 is a dict; expected a pair"),
-        (Items([(X[0], 0), (X[1, :2], 1)]), r"client 'ann', item 1: x has shape \(2,\), expected \(3,\) as in item 0"),
+        (Items([(X[0], 0), (X[:2], 1)]), r"client 'ann', item 1: x has shape \(2, 3\), expected \(3,\) as in item 0"),
         (Items([(X[0], 0)] * 2000 + [(X[1], [1])]), r"item 2000: y has shape \(1,\), expected \(\) as in item 0"),
         (Items([(X[0], "cat")]), r"y of client 'ann', item 0 is a str; expected numbers"),
         (Items([(None, 1)]), r"x of client 'ann', item 0 is a NoneType; expected numbers"),

@@ -58,7 +58,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("wide", [1, 128], ids=["one after another", "together"])
 @pytest.mark.parametrize("form", ["tokens", "vectors"])
 def test_one_client_and_many_equal_torchs_lstm(form, wide, monkeypatch):
-    monkeypatch.setattr(recurrent, "_WIDE", wide)
+    monkeypatch.setattr(recurrent, "WIDE", wide)
     table, ids, vectors, y = samples()
     shape = (STEPS,) if form == "tokens" else (STEPS, FEATURES)
     task = Task(LSTMModel(hidden=HIDDEN).build(shape, OUTPUTS, {"embedding": table}))

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personafl.errors import ModelError
-from personafl.kernels.task import Batch, Task, absolute_error, correct, cross_entropy, squared_error
+from personafl.kernels.task import Batch, Task
+from personafl.tasks.classes import correct, cross_entropy
+from personafl.tasks.regression import absolute_error, squared_error
 from tests.task_models import (
     BOXES,
     CLASSES,

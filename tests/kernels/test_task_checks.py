@@ -45,31 +45,18 @@ def test_ordinary_modules_pass_the_check_and_can_be_stacked(name):
 
 
 def test_the_check_leaves_the_random_state_alone():
-    good, bad = Task(dropout_net()), Task(FunctionalDropout(4, CLASSES))
+    layer, function = Task(dropout_net()), Task(FunctionalDropout(4, CLASSES))
     before = torch.get_rng_state()
-    good.check(random(4, 12), labels(4))
-    with pytest.raises(ModelError):
-        bad.check(random(4, 4), labels(4))
+    layer.check(random(4, 12), labels(4))
+    function.check(random(4, 4), labels(4))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, track_running_stats=True)])
-def test_running_statistics_name_the_layer_and_a_way_out(layer):
-    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sequential(layer, nn.ReLU()))
-    with pytest.raises(
-        ModelError, match=r"'1\.0' \((Batch|Instance)Norm2d\).*nn\.GroupNorm.*track_running_stats=False"
-    ):
-        Task(module)
-
-
-def test_alpha_dropout_is_refused_by_name():
-    with pytest.raises(ModelError, match=r"'1' \(AlphaDropout\).*nn\.Dropout"):
-        Task(nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5)))
-
-
-def test_functional_dropout_is_detected():
-    with pytest.raises(ModelError, match=r"FunctionalDropout draws random numbers.*nn\.Dropout"):
-        Task(FunctionalDropout(4, CLASSES)).check(random(4, 4), labels(4))
+def test_instance_norm_with_running_statistics_is_named_with_a_way_out():
+    layer = nn.InstanceNorm2d(4, track_running_stats=True)
+    with pytest.raises(ModelError, match=r"'1\.0' \(InstanceNorm2d\).*track_running_stats=False.*eval\(\)"):
+        Task(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sequential(layer, nn.ReLU())))
+    Task(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sequential(layer.eval(), nn.ReLU())))
 
 
 def test_a_buffer_changed_in_place_is_named():
@@ -78,11 +65,11 @@ def test_a_buffer_changed_in_place_is_named():
 
 
 def test_features_of_the_wrong_shape_or_type():
-    with pytest.raises(ModelError, match=r"Linear fails on a batch of features \(4, 7\) torch\.float32.*shapes"):
+    with pytest.raises(ModelError, match=r"Linear fails on a batch of features \(4, 7\) float32.*shapes"):
         Task(nn.Linear(5, CLASSES)).check(random(4, 7), labels(4))
-    with pytest.raises(ModelError, match=r"torch\.int64 and labels"):
+    with pytest.raises(ModelError, match=r"\(4, 5\) int64 and labels"):
         Task(nn.Linear(5, CLASSES)).check(labels(4, 5), labels(4))
-    with pytest.raises(ModelError, match="Linear fails"):
+    with pytest.raises(ModelError, match="needs one output for each target"):
         Task(nn.Linear(5, 2), "mse").check(random(4, 5), random(4))
 
 

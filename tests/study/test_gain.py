@@ -167,7 +167,7 @@ def test_without_validation_data_test_data_is_measured(tmp_path):
     assert words(check(mine)).startswith("Measured on test data of 10 clients")
 
 
-def test_a_regression_is_measured_by_its_loss(run):
+def test_a_regression_is_measured_by_its_rmse(run):
     found = check(run)
-    assert (found.accuracy, found.chance, found.borne_out) == (False, None, None)
-    assert "a loss of" in words(found)
+    assert (found.measure.name, found.chance, found.borne_out) == ("rmse", None, None)
+    assert "a RMSE of" in words(found)

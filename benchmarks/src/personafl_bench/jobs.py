@@ -20,6 +20,7 @@ from personafl.data.readers import VARIABLE
 from personafl.data.sources.mnist import MNIST
 from personafl.errors import PersonaflError
 from personafl.federation import Federation
+from personafl.inputs import one_tensor
 from personafl.kernels.task import Task
 from personafl.models import CNN, MCLR, MLP, LSTMModel, Model, initialize
 from personafl.settings import Local
@@ -77,7 +78,7 @@ class Job:
         """Write the job for contestants, which may be programs that know nothing of personafl."""
         federation, task = self.federation(), self.task()
         arrays: dict[str, NDArray[Any]] = {
-            "x": federation.x.numpy(),
+            "x": one_tensor(federation.x).numpy(),
             "y": federation.y.numpy(),
             "train": federation.bounds[:, :2],
             "theta0": task.theta0.numpy(),

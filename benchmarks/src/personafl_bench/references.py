@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from personafl.federation import Federation
+from personafl.inputs import one_tensor, some
 from personafl.kernels.task import Task
 from personafl.states import Ints
 from personafl_bench.jobs import Job
@@ -52,7 +53,7 @@ def plain_vmap(job: Job, task: Task, federation: Federation, index: Tensor) -> T
     gradient = vmap(grad(loss))
     for step in range(job.steps):
         rows = index[:, step]
-        grads = gradient(params, federation.x[rows], federation.y[rows])
+        grads = gradient(params, one_tensor(federation.x)[rows], federation.y[rows])
         for name, value in params.items():
             value.sub_(grads[name], alpha=job.lr)
     return torch.cat([value.flatten(1) for value in params.values()], 1)
@@ -66,7 +67,7 @@ def by_hand(job: Job, task: Task, federation: Federation, index: Tensor) -> Tens
     kernels, layers = (weights[:4], weights[4:]) if job.kind == "cnn" else ([], weights)
     for step in range(job.steps):
         flat = index[:, step].flatten()
-        x = federation.x.index_select(0, flat).unflatten(0, (clients, job.batch))
+        x = one_tensor(federation.x).index_select(0, flat).unflatten(0, (clients, job.batch))
         y = federation.y.index_select(0, flat).view(clients, job.batch, 1)
         convolved = _Convolutions(x, kernels) if kernels else None
         to_inputs = _linear_step(layers, x if convolved is None else convolved.outputs, y, job.lr, bool(kernels))
@@ -146,7 +147,7 @@ def evaluate_by_vmap(task: Task, federation: Federation, theta: Tensor) -> Tenso
         rows = torch.from_numpy(starts[now][:, None] + np.minimum(slots, sizes[now][:, None] - 1))
         real = torch.from_numpy(slots < sizes[now][:, None])
         with torch.no_grad():
-            outputs = vmap(task.predict)(theta[torch.from_numpy(now)], federation.x[rows])
+            outputs = vmap(task.predict)(theta[torch.from_numpy(now)], some(federation.x, rows))
             F.cross_entropy(outputs.flatten(0, 1), federation.y[rows].flatten(), reduction="none")
             out[torch.from_numpy(now)] = ((outputs.argmax(-1) == federation.y[rows]) & real).sum(1).float()
     return out

@@ -30,13 +30,15 @@ in `extras`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
+from personafl.algorithms.optimizers import clipped, update
+from personafl.algorithms.parameter_groups import last_layers, rate_factors
 from personafl.algorithms.uploads import Each, Mean, Sent, Uplink, Uploads, Weights
-from personafl.settings import Local
+from personafl.settings import Local, check
 from personafl.states import State
 
 __all__ = [
@@ -78,7 +80,7 @@ class Context:
     round
         The round that is running, from 1.
     lr
-        The learning rate of this round.
+        The learning rate of this round, or of this step where the schedule goes by steps (then it may be a tensor).
     steps
         The number of local steps that the settings ask of this client (an integer tensor).
     samples
@@ -89,16 +91,28 @@ class Context:
         Which of the program's copies this is (a tensor), see `extras.SideBySide`.
     validation
         The client's validation data, where the program asked for it by `uses_validation`.
+    factors
+        Of the learning rate, for each parameter (`local.groups`); None where all have the same.
     """
 
     round: int
-    lr: float
+    lr: float | Tensor
     local: Local
     steps: Tensor
     samples: Tensor
     batch_size: Tensor
     copy: Tensor
     validation: Validation | None = None
+    factors: Tensor | None = None
+
+    @property
+    def rates(self) -> float | Tensor:
+        """The learning rate of every parameter: `lr`, or a vector where `local.groups` has factors."""
+        return self.lr if self.factors is None else self.lr * self.factors
+
+    def at_step(self, step: int, steps: int | Tensor) -> Context:
+        """This context at a step (from 0) of so many."""
+        return self if self.local.schedule_over == "rounds" else replace(self, lr=self.local.step_rate(step, steps))
 
     def descend(
         self,
@@ -106,9 +120,9 @@ class Context:
         name: str,
         gradient: Tensor | Gradient,
         lr: float | None = None,
-        proximal: tuple[float, Tensor] | None = None,
+        proximal: tuple[float | Tensor, Tensor] | None = None,
     ) -> None:
-        """One step of SGD on `carry[name]`, in place, with the settings' momentum and weight decay.
+        """One step of the settings' optimizer on `carry[name]`, in place; its state is in the carry too.
 
         Engines hand every program a carry of its own, so changing it in place is safe, and saves a copy of all
         clients' parameters.
@@ -118,26 +132,23 @@ class Context:
         gradient
             A tensor; or the step's `grad`, which stands for its value at `carry[name]` and is faster: the engine need
             not put the gradients of all layers together in one vector.
+        lr
+            Another learning rate than the settings'; their schedule does not count for it.
         proximal
             λ and an anchor: adds λ (θ − anchor) to the gradient.
         """
-        theta, rate = carry[name], self.lr if lr is None else lr
+        theta, local, rate = carry[name], self.local, self.lr if lr is None else lr
         if not isinstance(gradient, Tensor):
-            if not (self.local.weight_decay or self.local.momentum):
-                gradient.descend(theta, rate, proximal)
+            numbers = not isinstance(rate, Tensor) and (proximal is None or not isinstance(proximal[0], Tensor))
+            if numbers and local.plain and self.factors is None:
+                gradient.descend(theta, rate, proximal)  # type: ignore[arg-type]
                 return
             gradient = gradient(theta)
         if proximal is not None:
             gradient = gradient + proximal[0] * (theta - proximal[1])
-        if self.local.weight_decay:
-            gradient = gradient + self.local.weight_decay * theta
-        if self.local.momentum:
-            buffer = f"{name}.momentum"
-            carry[buffer] = (
-                carry[buffer].mul_(self.local.momentum).add_(gradient) if buffer in carry else gradient.clone()
-            )
-            gradient = carry[buffer]
-        theta.sub_(gradient, alpha=rate)
+        if local.clip_norm is not None:
+            gradient = clipped(gradient, local.clip_norm)
+        update(carry, name, gradient, rate if self.factors is None else rate * self.factors, local)
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,8 @@ class JobInfo:
     ----------
     layers
         Name and size of each piece of the parameter vector, in order: ("0.weight", 640), ("0.bias", 10), …
+    kinds
+        The class of the layer that each piece belongs to: "Linear", "BatchNorm2d", …
     clients
         The number of clients.
     local
@@ -163,6 +176,30 @@ class JobInfo:
     local: Local
     classification: bool
     groups: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rate_factors(self.layers, self.local.groups, last_layers(self.layers))  # every name of a group is a parameter's
+
+    @property
+    def largest_lr(self) -> float:
+        """The largest learning rate of a parameter."""
+        factors = rate_factors(self.layers, self.local.groups, last_layers(self.layers))
+        return self.local.lr * max(factors, default=1.0)
+
+    def require_sgd(self, why: str, *taken: str) -> None:
+        """Refuse local training that is more than SGD at one rate in a round, except for the settings that are taken.
+
+        Parameters
+        ----------
+        why
+            What in the algorithm needs it.
+        taken
+            Keys of `[local]` that are no obstacle, see `Local.beyond`.
+        """
+        if found := self.local.beyond(*taken):
+            key, value, expected = found
+            check(key, value, False, f"{expected} for {why}")
 
 
 class Program:

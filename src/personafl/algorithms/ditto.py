@@ -45,7 +45,9 @@ class Ditto(Algorithm):
         return {"theta": Mean(weights=self.weights, relative_to="theta")}
 
     def prepare(self, job: JobInfo) -> Self:
-        lr = job.local.lr
+        if job.local.optimizer != "sgd":  # its steps are as long as its rate, whatever pulls
+            return self
+        lr = job.largest_lr
         limit = (
             f"below 2/λ = {2 / self.lam if self.lam else 0:g} for ditto: larger steps throw v further from w each time"
         )

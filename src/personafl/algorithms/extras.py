@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Program
+from personafl.algorithms.parameter_groups import Layers, last_layers
 from personafl.algorithms.uploads import Sent
 from personafl.states import State
 
@@ -68,6 +69,19 @@ class SideBySide(ABC):
         """A client's new state from its state and what its copies sent up (a leading axis of `copies`)."""
 
 
+class ForSomeModels:
+    """Fits models with layers of a certain kind only: a comparison of all algorithms leaves it out."""
+
+
+class HasHead(ABC):
+    """A part of the model is the head, for this algorithm and for `local.groups`."""
+
+    @property
+    @abstractmethod
+    def head_pieces(self) -> tuple[bool, ...]:
+        """Which pieces of the parameter vector belong to it."""
+
+
 def sent_for_evaluation(algorithm: Algorithm, server: State, ids: Tensor) -> Sent:
     """What these clients get before their models are evaluated."""
     if isinstance(algorithm, SendsForEvaluation):
@@ -100,6 +114,11 @@ def batches_per_step(program: Program) -> int:
 def copies(program: Program) -> int:
     """How often the program runs for each client."""
     return program.copies if isinstance(program, SideBySide) else 1
+
+
+def head_of(program: Program, layers: Layers) -> tuple[bool, ...]:
+    """Which pieces of the parameter vector are the head: what the algorithm calls so, else the last layer."""
+    return program.head_pieces if isinstance(program, HasHead) else last_layers(layers)
 
 
 def needs_validation(algorithm: Algorithm) -> bool:

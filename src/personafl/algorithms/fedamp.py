@@ -20,7 +20,7 @@ Ours, because nobody knows the scale of a distance between models beforehand:
   σ / max_i Σ_{j≠i} e^{−‖w_i−w_j‖²/σ}. A given α_k needs a given σ and must be at most σ/(m−1), which is enough always.
 - λ, where left out, is `pull` times α_k, so that (6) pulls by `pull` (w − u_i) whatever the scale.
 - A local step is w ← (w − ηg + ηρu)/(1 + ηρ), ρ = λ/α_k: the same stationary point as a gradient step on (6), and
-  stable for any ρ.
+  stable for any ρ. Adam, AdamW and clipping take the gradient of (6) whole, because they change its scale.
 - Partial participation: only active clients get a new u_i; a client that was never active has the mean of all models.
 - A newcomer starts from the mean of all models, trains, and then gets a u of its own by similarity and trains again.
 """
@@ -78,8 +78,11 @@ class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
         return {"theta": sent["u"]}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        if ctx.local.optimizer != "sgd" or ctx.local.clip_norm is not None:
+            ctx.descend(carry, "theta", grad, proximal=(sent["pull"], sent["u"]))
+            return carry
         ctx.descend(carry, "theta", grad)
-        rate = ctx.lr * sent["pull"]
+        rate = ctx.rates * sent["pull"] / (1 - ctx.local.momentum)  # with momentum, g counts 1/(1 − momentum) times
         carry["theta"].add_(rate * sent["u"]).div_(1 + rate)
         return carry
 

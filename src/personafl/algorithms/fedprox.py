@@ -33,7 +33,9 @@ class FedProx(FedAvg):
         check("algorithm.mu", self.mu, self.mu >= 0, "at least 0: a negative μ would push clients apart")
 
     def prepare(self, job: JobInfo) -> Self:
-        lr = job.local.lr
+        if job.local.optimizer != "sgd":  # its steps are as long as its rate, whatever pulls
+            return self
+        lr = job.largest_lr
         limit = (
             f"below 2/μ = {2 / self.mu if self.mu else 0:g} for {self.name}: larger steps throw y ever further from w"
         )

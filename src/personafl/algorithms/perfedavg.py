@@ -11,12 +11,13 @@ approach. NeurIPS 2020.
 D, D′, D″ are different batches of one step; β is the local learning rate, α and δ are `alpha` and `delta`. Sent: w
 down, w_i up (1/1). A client keeps nothing. Personalized model: the current w after one α-step on a batch of the
 client's training data, made anew before each evaluation. The papers' values: α .01 (.001 for CIFAR), β .001. Ours: the
-first-order variant is the default, as the cheaper; δ = .001; the adapting batch has the local batch size.
+first-order variant is the default, as the cheaper; δ = .001; the adapting batch has the local batch size. The local
+optimizer takes the step along the meta-gradient; α-steps are plain gradient steps whatever it is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -24,8 +25,18 @@ from torch import Tensor
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Program, Uplink
 from personafl.algorithms.extras import SeveralBatches
 from personafl.algorithms.fedavg import FineTune
-from personafl.settings import check
+from personafl.settings import Local, check
 from personafl.states import State
+
+
+@dataclass(frozen=True)
+class Adapt(FineTune):
+    """α-steps: those of SGD, because the meta-gradient is that of a model after such a step."""
+
+    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        given = ctx.local
+        local = Local(momentum=given.momentum, weight_decay=given.weight_decay if given.optimizer == "sgd" else 0.0)
+        return super().step(carry, sent, grad, replace(ctx, local=local, factors=None))
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class PerFedAvg(SeveralBatches, Algorithm):
         return {}, {"theta": carry["theta"]}
 
     def evaluation_program(self, last: bool) -> Program | None:
-        return FineTune(self.adapt_steps, self.alpha)
+        return Adapt(self.adapt_steps, self.alpha)
 
     def personal(self, own: State, sent: State) -> Tensor:
         return own["theta"]

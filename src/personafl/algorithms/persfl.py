@@ -35,9 +35,9 @@ from personafl.algorithms.base import About, Context, Gradient, JobInfo, Program
 from personafl.algorithms.extras import SideBySide, Welcomes
 from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
-from personafl.kernels.task import cross_entropy
 from personafl.settings import check
 from personafl.states import State
+from personafl.tasks.classes import cross_entropy
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ R is the number of local steps, η the local learning rate; η_p is `personal_lr
 keeps θ, which is its personalized model: θ and not w_i or w. The paper's values, for (η, η_p, λ, β): MNIST logistic
 regression (.005, .1, 15, 1), MNIST DNN (.005, .09, 15, 1), CIFAR10 (.01, .01, 15, 1), with R = 20 and 5 inner steps at
 batch 20. Ours: θ starts from w in every round and goes on from one local step to the next; a client that was never
-active has w; momentum and weight decay do not apply. η λ must be below 2, or w_i would overshoot θ ever further.
+active has w. Optimizer, momentum, weight decay, clipping and rates by group are those of the inner steps, because the
+paper takes any solver for the proximal point; the schedule is η's. η λ must be below 2, or w_i would overshoot θ ever
+further.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink, Uploads
+from personafl.algorithms.optimizers import move
 from personafl.settings import check
 from personafl.states import State
 
@@ -53,7 +56,10 @@ class PFedMe(Algorithm):
         check("algorithm.beta", self.beta, self.beta > 0, "above 0: the server would never move")
 
     def prepare(self, job: JobInfo) -> Self:
-        lr = job.local.lr
+        lr, factor = job.local.lr, job.largest_lr / job.local.lr
+        limit = f"below 2/λ = {2 / self.lam:g} with the factors of local.groups: larger inner steps diverge"
+        stable = job.local.optimizer != "sgd" or self.personal_lr * factor * self.lam < 2
+        check("algorithm.personal_lr", self.personal_lr, stable, limit)
         check(
             "local.lr", lr, lr * self.lam < 2, f"below 2/λ = {2 / self.lam:g} for pfedme: w_i moves by lr·λ·(w_i − θ)"
         )
@@ -68,8 +74,8 @@ class PFedMe(Algorithm):
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         w, theta = carry["w"], carry["theta"]
         for _ in range(self.inner_steps):
-            theta.sub_(grad(theta) + self.lam * (theta - w), alpha=self.personal_lr)
-        w.sub_(w - theta, alpha=ctx.lr * self.lam)
+            ctx.descend(carry, "theta", grad(theta), self.personal_lr, proximal=(self.lam, w))
+        move(w, w - theta, ctx.lr * self.lam)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:

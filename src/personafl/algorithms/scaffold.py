@@ -9,7 +9,8 @@ ICML 2020.
 
 with N all clients, and both means unweighted over the clients that answered. Sent: w and c down, y − w and c_i⁺ − c_i
 up (2/2). A client keeps c_i, and y_i as its personalized model; the global w is reported beside it. Ours: a client that
-was never active has w. Local momentum is refused: (w − y)/(Kη) would overestimate the gradient, and c_i blow up.
+was never active has w. Local momentum, Adam, clipping and rates that change within a round are refused: (w − y)/(Kη)
+would not be a mean gradient, and c_i blow up. Where `local.groups` has factors, η is each parameter's own rate.
 """
 
 from __future__ import annotations
@@ -50,13 +51,9 @@ class SCAFFOLD(Algorithm):
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")
 
     def prepare(self, job: JobInfo) -> Self:
-        momentum = job.local.momentum
-        check(
-            "local.momentum",
-            momentum,
-            momentum == 0,
-            "0 for scaffold: (w − y)/(Kη) is a mean gradient only of plain SGD",
-        )
+        job.require_sgd("scaffold: (w − y)/(Kη) is a mean gradient only of plain SGD", "groups")
+        moving = all(job.local.groups.values())
+        check("local.groups", job.local.groups, moving, "above 0 for scaffold: (w − y)/(Kη) divides by each rate")
         return self
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
@@ -78,7 +75,7 @@ class SCAFFOLD(Algorithm):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         y, w = carry["theta"], sent["theta"]
-        c = own["c"] - sent["c"] + (w - y) / (ctx.steps * ctx.lr)
+        c = own["c"] - sent["c"] + (w - y) / (ctx.steps * ctx.rates)
         return {"c": c, "theta": y}, {"delta": y - w, "delta_c": c - own["c"]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:

@@ -53,6 +53,10 @@ from personafl.settings import check
 from personafl.states import State
 
 FLOOR = 1e-12
+STEPS_OF_SGD = (
+    "(8) has ℓ_m = log(S/(σ⁻² + S)) / log(1 − η/(Bσ²)) for steps of SGD at one rate η; with algorithm.use_steps = "
+    "false clients take local.steps, by any optimizer"
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class SelfFL(SendsForEvaluation, Algorithm):
         check("algorithm.cluster_count", self.cluster_count, self.cluster_count >= 1, "at least 1")
 
     def prepare(self, job: JobInfo) -> Self:
+        if self.use_steps:
+            job.require_sgd(f"{self.name}: {STEPS_OF_SGD}", "momentum", "nesterov")
         if self.clusters != "group":
             return self
         if job.groups is None:

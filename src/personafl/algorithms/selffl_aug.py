@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, Mean, Uplink
+from personafl.algorithms.optimizers import optimizer_state
 from personafl.algorithms.selffl import SelfFL, online_variance
 from personafl.settings import check
-from personafl.states import State
+from personafl.states import State, each
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SelfFLAug(SelfFL):
         return carry, steps + extra.to(steps.dtype)
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        before = carry["theta"].clone()
+        before, kept = carry["theta"].clone(), each(torch.clone, optimizer_state(carry))
         gradient = grad(before)
         ctx.descend(carry, "theta", gradient)
         early = carry["left"] > 0
@@ -72,6 +73,7 @@ class SelfFLAug(SelfFL):
         size = torch.linalg.vector_norm(theta).clamp(min=1e-12)
         share = torch.linalg.vector_norm(theta - before) / size
         carry["theta"].copy_(theta)
+        carry |= {name: torch.where(going, carry[name], value) for name, value in kept.items()}
         carry["personal"] = torch.where(early, theta, carry["personal"])
         moved = torch.where(carry["moved"] < 0, share, 0.9 * carry["moved"] + 0.1 * share)
         carry["moved"] = torch.where(going, moved, carry["moved"])

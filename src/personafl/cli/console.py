@@ -55,6 +55,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated."),
 ]
+Module = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PACKAGE.MODULE:NAME",
+        help="Your model, where the run has one of yours: a class or function without arguments. It is imported, "
+        "from the current directory as python -m does.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
 

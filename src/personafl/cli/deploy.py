@@ -85,6 +85,7 @@ def up(
     from personafl.backends.deploy.rehearsal import stopping_signals
     from personafl.report.data import report_data
     from personafl.report.output import write_page
+    from personafl.storage.folder import RunFolder
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -104,7 +105,7 @@ def up(
             deployment.start()
             tell(f"All sites have joined at {deployment.layout.address}")
             deployment.start_run()
-            deployment.wait(lambda record: tell(_line(record)))
+            deployment.wait(lambda record: tell(_line(record, RunFolder(deployment.run_folder).manifest())))
     except KeyboardInterrupt:
         say(err, f"Stopped; every process has ended. What was made is in {deployment.layout.folder}")
         raise typer.Exit(130) from None
@@ -125,30 +126,32 @@ def _rows(deployment: Deployment) -> list[dict[str, Any]]:
     """What each site has in the end."""
     from personafl.runs.run import load
 
-    measured = {row["client"]: row for row in load(deployment.run_folder).clients().to_pylist()}
+    run = load(deployment.run_folder)
+    measured = {row["client"]: row for row in run.clients().to_pylist()}
     rows = []
     for name in deployment.sites:
         row, model = measured.get(name, {}), deployment.model(name)
-        metric = "personal_accuracy" if "personal_accuracy" in row else "personal_loss"
+        metric = f"personal_{run.primary.name}" if f"personal_{run.primary.name}" in row else "personal_loss"
         row = {key: row.get(key) for key in ("n_train", "n_test", metric)}
         where = model.relative_to(deployment.layout.folder)
         rows.append({"site": name, **row, "model": str(where) if model.is_file() else None})
     return rows
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any], manifest: dict[str, Any]) -> str:
     """A round in plain text.
 
-    >>> _line({"round": 2, "active": 3, "failed": [], "dropped": {"north": "no answer"}, "round_seconds": 8.51})
+    >>> _line({"round": 2, "active": 3, "failed": [], "dropped": {"north": "no answer"}, "round_seconds": 8.51}, {})
     'round 2, 8.5 s, 3 sites asked, without north (no answer)'
     """
+    from personafl.metrics.measures import score_in
+
     parts = [f"round {record['round']}"]
     if "round_seconds" in record:
         parts.append(f"{record['round_seconds']:.1f} s")
     parts.append(f"{record['active']} sites asked")
-    metric = next((key for key in ("personal_accuracy", "personal_loss") if record.get(key) is not None), None)
-    if metric:
-        parts.append(f"{metric.replace('personal_', 'personalized ')} {record[metric]:.4f}")
+    if (found := score_in(manifest, record)) is not None:
+        parts.append(f"personalized {found[0].label} {found[1]:.4f}")
     parts += [f"without {site} ({why})" for site, why in (record.get("dropped") or {}).items()]
     parts += [f"{site} diverged" for site in record["failed"]]
     return ", ".join(parts)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, print_json, say
+from personafl.cli.console import Json, Module, print_json, say
 
 
 def export(
@@ -21,6 +21,7 @@ def export(
         Path | None,
         typer.Option("--out", help="Where the files go. Default: export/ in the run folder.", readable=False),
     ] = None,
+    module: Module = None,
     as_json: Json = False,
 ) -> None:
     r"""Write personal models for use elsewhere, each with a card (JSON) that says what it is.
@@ -34,13 +35,15 @@ def export(
       personafl export runs/mnist-selffl-0 --client client-7
 
       personafl export runs/mnist-selffl-0 --all --format torch --out models
+
+      personafl export runs/texts --client ann --module mymodels.text:Net
     """
     from personafl.cli.console import out
+    from personafl.cli.opened import open_run
     from personafl.errors import ConfigError
     from personafl.runs.export import export as write
-    from personafl.runs.run import load
 
-    found = load(run_folder)
+    found = open_run(run_folder, module)
     if bool(client) == everybody:
         raise ConfigError("name clients with --client ID, or take everybody with --all")
     ids = found.clients().column("client").to_pylist() if everybody else list(client or [])

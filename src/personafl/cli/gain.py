@@ -70,7 +70,7 @@ def gain(
 def _measured(found: Check) -> list[dict[str, Any]]:
     """What was measured of each client: its score together and alone, on which data, and the verdict on all."""
     alone = [math.nan] * len(found.n) if found.alone is None else found.alone
-    kind = "accuracy" if found.accuracy else "loss"
+    kind = found.measure.name
     return [
         {f"{found.split}_{kind}": mine, f"{found.split}_{kind}_alone": theirs, "borne_out": found.borne_out}
         for mine, theirs in zip(found.together, alone, strict=True)

@@ -86,9 +86,10 @@ def _kinds(what: str) -> tuple[dict[str, Any], dict[str, str]]:
     from personafl.errors import ConfigError, PluginError
     from personafl.models import MODELS
     from personafl.plugins import installed
+    from personafl.tasks import TASKS
 
     registries: dict[str, Registry] = {
-        "algorithms": ALGORITHMS, "data": SOURCES, "partitions": PARTITIONS, "models": MODELS,
+        "algorithms": ALGORITHMS, "data": SOURCES, "partitions": PARTITIONS, "tasks": TASKS, "models": MODELS,
     }  # fmt: skip
     if what in registries:
         good, bad = registries[what].usable()

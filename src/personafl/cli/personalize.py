@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, print_json, say
+from personafl.cli.console import Json, Module, print_json, say
 
 
 def personalize(
@@ -15,12 +15,15 @@ def personalize(
     data: Annotated[
         Path,
         typer.Argument(
-            help="A .npz file with x and y, or a folder with one for each newcomer.", metavar="DATA", readable=False
+            help="A .npz file with x (or x.NAME, …) and y, or a folder with one for each newcomer.",
+            metavar="DATA",
+            readable=False,
         ),
     ],
     out_file: Annotated[Path, typer.Option("--out", help="Where the models go (safetensors).", readable=False)] = Path(
         "personalized.safetensors"
     ),
+    module: Module = None,
     as_json: Json = False,
 ) -> None:
     """Make personalized models for clients that were not there for the training.
@@ -33,16 +36,18 @@ def personalize(
       personafl personalize runs/mnist-ditto-0 new-hospital.npz
 
       personafl personalize runs/mnist-ditto-0 newcomers/ --out new.safetensors
+
+      personafl personalize runs/texts new.npz --module mymodels.text:Net
     """
     import numpy as np
     from rich.table import Table
 
     from personafl.cli.console import out
+    from personafl.cli.opened import open_run
     from personafl.errors import DataError
-    from personafl.runs.run import load
     from personafl.training.newcomers import read_newcomers
 
-    found = load(run_folder)
+    found = open_run(run_folder, module)
     if out_file.exists():
         raise DataError(f"{out_file} exists already: name another file with --out")
     federation = found.newcomers(read_newcomers(data))

@@ -87,6 +87,8 @@ def run(
         out.print(score_table(settings.algorithm.name, done))
     else:
         say(out, "No client has test data, so nothing was measured on it.")
+    if early := done.manifest.get("stopped"):
+        say(out, f"Ended early, after round {early['round']}: {early['why']}.")
     say(out, f"Run folder: {folder}")
 
 
@@ -101,26 +103,30 @@ def score_table(name: str, run: Run) -> Table:
 
 
 def _row(name: str, run: Run) -> dict[str, str]:
-    score, seconds = run.score, run.seconds
-    if "personal_accuracy" not in score:
-        common = score.get("global_loss")
-        return {
-            "algorithm": name,
-            "personalized loss": f"{score['personal_loss']:.4f}",
-            "global loss": "–" if common is None else f"{common:.4f}",
-            "seconds": f"{seconds:.1f}",
-        }
     import numpy as np
 
     from personafl.metrics import worst_accuracy
+    from personafl.metrics.measures import LOSS, Measure
 
-    accuracy = np.array([a for a in run.clients().column("personal_accuracy").to_pylist() if a is not None])
-    traffic = run.rounds()[-1]
+    score, first, traffic = run.score, run.primary, run.rounds()[-1]
+    first = first if f"personal_{first.name}" in score else LOSS
+    values = run.clients().column(f"personal_{first.name}").to_numpy(zero_copy_only=False).astype(np.float64)
+    sign = first.better or 1
+
+    def written(measure: Measure, key: str) -> str:
+        if key not in score:
+            return "–"
+        return f"{score[key]:.1%}" if measure.unit == "%" else f"{score[key]:.4f}"
+
+    worst = sign * worst_accuracy(sign * values)
+    named = "" if first.name == "accuracy" else f" {first.label}"
+    others = {m.label: written(m, f"personal_{m.name}") for m in run.measures[:4] if m.name != first.name}
     return {
         "algorithm": name,
-        "personalized": f"{score['personal_accuracy']:.1%}",
-        "global model": f"{score['global_accuracy']:.1%}" if "global_accuracy" in score else "–",
-        "worst 10% of clients": f"{worst_accuracy(accuracy):.1%}",
+        f"personalized{named}": written(first, f"personal_{first.name}"),
+        **others,
+        "global model": written(first, f"global_{first.name}"),
+        "worst 10% of clients": f"{worst:.1%}" if first.unit == "%" else f"{worst:.4f}",
         "sent MB": f"{(traffic['bytes_up'] + traffic['bytes_down']) / 1e6:.1f}",
-        "seconds": f"{seconds:.1f}",
+        "seconds": f"{run.seconds:.1f}",
     }

@@ -99,13 +99,14 @@ def _show(watched: Watch, every: float) -> None:
 
 def _line(run: WatchedRun, record: dict[str, Any]) -> str:
     """A round in plain text."""
+    from personafl.metrics.measures import score_in
+
     parts = [f"{run.path}: round {record['round']} of {run.rounds}"]
     if "round_seconds" in record:
         parts.append(f"{record['round_seconds']:.3g} s")
     for who, word in (("personal", "personalized"), ("global", "global")):
-        key = next((f"{who}_{kind}" for kind in ("accuracy", "loss") if f"{who}_{kind}" in record), None)
-        if key is not None:
-            parts.append(f"{word} {key.partition('_')[2]} {record[key]:.4f}")
+        if (found := score_in(run.manifest, record, who)) is not None:
+            parts.append(f"{word} {found[0].label} {found[1]:.4f}")
     if record["failed"]:
         parts.append(f"{len(record['failed'])} of {record['active']} updates left out")
     return ", ".join(parts)
@@ -128,7 +129,7 @@ def _one(run: WatchedRun) -> RenderableType:
     facts.add_row("round", f"{run.round:,} of {run.rounds:,}", ProgressBar(run.rounds, run.round, width=24))
     for who, word in (("personal", "personalized"), ("global", "global model")):
         if curve := run.curve(who):  # type: ignore[arg-type]
-            facts.add_row(f"{word} {run.measure}", f"{curve[-1]:.4f}", _spark(curve))
+            facts.add_row(f"{word} {run.measure.label}", f"{curve[-1]:.4f}", _spark(curve))
     if (each := run.seconds_per_round) is not None:
         facts.add_row("a round takes", f"{each:.3g} s", "")
     if run.state == "going on" and run.left is not None:

@@ -15,7 +15,7 @@ class Samples:
     Attributes
     ----------
     x, y : arrays
-        Features (N, ...) and labels: integers for classes, floats for regression.
+        Features (N, ...), or several inputs by name, and labels: integers for classes, floats for regression.
     classes : int, optional
         Number of classes; None for regression.
     clients : array, optional
@@ -32,7 +32,7 @@ class Samples:
         Constants that all clients share and that a model may use, such as word vectors.
     """
 
-    x: NDArray[Any]
+    x: NDArray[Any] | dict[str, NDArray[Any]]
     y: NDArray[Any]
     classes: int | None
     clients: NDArray[Any] | None = None

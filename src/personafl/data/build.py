@@ -13,11 +13,16 @@ from personafl.data.partitions import PARTITIONS, Natural, Partition
 from personafl.data.sources import SOURCES, Files
 from personafl.errors import ConfigError
 from personafl.federation import DEFAULT_SPLITS, Federation
-from personafl.federation.splits import natural_clients
+from personafl.federation.splits import Splitting, natural_clients
+from personafl.inputs import parts, whole
 
 
 def build(
-    source: Source | Files, partition: Partition | None = None, splits: Sequence[float] | None = None, seed: int = 0
+    source: Source | Files,
+    partition: Partition | None = None,
+    splits: Sequence[float] | None = None,
+    seed: int = 0,
+    splitting: Splitting = "random",
 ) -> Federation:
     """Make a federation of a source and, where the source needs one, a partition.
 
@@ -32,6 +37,8 @@ def build(
         Shares of train, validation and test; left out, those of the partition's paper, else the source's own.
     seed
         The samples of a synthetic source, the partition and the splits follow from it.
+    splitting
+        `random`, or `end`: the last of each client's samples, in their order, are for testing.
 
     Examples
     --------
@@ -59,13 +66,15 @@ def build(
         )
     if source.splits is None and splits is not None:
         raise ConfigError(f"data {source.name!r} decides train and test itself: leave out the splits")
+    if source.splits is None and splitting != "random":
+        raise ConfigError(f"data {source.name!r} decides train and test itself: leave out splitting")
     if isinstance(source, Files):  # what is in the files decides what they are
-        return source.federation(partition, splits, seed)
+        return source.federation(partition, splits, seed, splitting)
     samples = source.load(seed)
     constants = {what: _tensor(value) for what, value in samples.constants.items()}
     if samples.bounds is not None and samples.clients is not None:
         return Federation(
-            x=_tensor(samples.x),
+            x=whole({name: _tensor(value) for name, value in parts(samples.x).items()}),
             y=_tensor(samples.y),
             bounds=samples.bounds,
             ids=tuple(map(str, samples.clients)),
@@ -87,6 +96,7 @@ def build(
         clients=samples.clients if natural else None,
         groups=samples.groups if natural else None,
         splits=shares,
+        splitting=splitting,
         seed=seed,
         classes=samples.classes,
         name=source.name,
@@ -109,7 +119,7 @@ def _of_owners(source: Source, samples: Samples, partition: Natural) -> Samples:
     stay = np.isin(natural_clients(owners, len(owners))[0], owners[kept].astype(str))
     return replace(
         samples,
-        x=samples.x[kept],
+        x=whole({name: value[kept] for name, value in parts(samples.x).items()}),
         y=samples.y[kept],
         clients=owners[kept],
         groups=None if samples.groups is None else samples.groups[kept],

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, Sent
 from personafl.algorithms.fedavg import FineTune
@@ -18,6 +19,7 @@ from personafl.engines.threaded import ThreadedEngine
 from personafl.engines.trials import Candidate, Check, Trials, Unfit
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
+from personafl.inputs import Inputs, each_input
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 from personafl.states import State
@@ -61,12 +63,13 @@ def make_engine(
         `stacked` is asked for by name and the model cannot be stacked.
     """
     name, memory, threads, device = settings.name, settings.memory, settings.threads, settings.device
-    x, y = federation.x[:2].to(device), federation.y[:2].to(device)
+    task.precision = settings.precision
+    x, y = _two_samples(federation, device)
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
     with torch_threads(1):  # on a busy machine, threads that wait for each other take seconds
         task.check(x, y)
-        why_not = task.unstackable(x, y) if name in ("stacked", "threaded") else None
+        why_not = task.unstackable(some_samples(federation, device), y) if name in ("stacked", "threaded") else None
     if why_not is not None:
         raise ModelError(
             f"{type(task.template).__name__} cannot run on the {name} engine ({why_not}): use engine = 'loop'"
@@ -79,6 +82,20 @@ def make_engine(
         choice = Choice(name, ENGINES[name].default_threads if threads is None else threads, "asked for")
     engine = ENGINES[choice.engine](task, federation, local, seed, memory, choice.threads, device)
     return engine, choice
+
+
+def _two_samples(federation: Federation, device: str) -> tuple[Inputs, Tensor]:
+    """One of them with the largest label: a model may have too few outputs for that one."""
+    y = federation.y
+    largest = int(y.flatten(1).amax(1).argmax() if y.dim() > 1 else y.argmax())
+    which = torch.tensor(sorted({0, largest or min(1, len(y) - 1)}))
+    return each_input(lambda part: part[which].to(device), federation.x), y[which].to(device)
+
+
+def some_samples(federation: Federation, device: str) -> Inputs:
+    """A few that differ, from all over the data: what mixes samples is seen where they do."""
+    at = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, 9).astype(np.int64)))
+    return each_input(lambda part: part.index_select(0, at).to(device), federation.x)
 
 
 def trials(
@@ -97,7 +114,7 @@ def trials(
     @cache
     def why_not() -> str | None:
         with torch_threads(1):
-            return task.unstackable(federation.x[:2].to(device), federation.y[:2].to(device))
+            return task.unstackable(some_samples(federation, device), federation.y[:2].to(device))
 
     def stack() -> None:
         if why_not() is not None:

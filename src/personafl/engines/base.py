@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Program, Sent
-from personafl.algorithms.extras import SideBySide, batches_per_step, copies
+from personafl.algorithms.extras import SideBySide, batches_per_step, copies, head_of
+from personafl.algorithms.optimizers import optimizer_state
+from personafl.algorithms.parameter_groups import rate_factors
 from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
+from personafl.inputs import Inputs, each_input, some, tensors
+from personafl.kernels.statistics import Moments, by_layer
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
 from personafl.states import Ints, State, each, joined
@@ -115,7 +119,8 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
-        self._features = int(np.prod(federation.x.shape[1:]))
+        self._factors: dict[tuple[bool, ...], Tensor] = {}
+        self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
     # --- what a runner calls -------------------------------------------------------------------------------
 
@@ -140,23 +145,65 @@ class Engine(ABC):
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         """What the model puts out for every sample of a split, client after client; `theta` as in `evaluate`."""
 
-    def evaluate_held_back(self, theta: Tensor, ids: Ints) -> dict[str, NDArray[np.float64]]:
-        """As `evaluate`, on the validation samples that algorithms do not see; `n` says how many each client has."""
-        sizes, starts = self.federation.sizes("val")[ids], self.federation.starts("val")[ids]
-        owner = np.repeat(np.arange(len(ids)), sizes)
-        index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
-        held = self._held_back(ids)
-        owner = owner[held]
-        out = {"n": np.bincount(owner, minlength=len(ids)).astype(np.float64)}
-        outputs = self.outputs(theta, ids, "val")[torch.from_numpy(held)]
-        y = self.federation.y[torch.from_numpy(index[held])]
-        for name, function in self._measures().items():
-            values = function(outputs, y).double().numpy() if len(owner) else np.zeros(0)
-            out[name] = np.bincount(owner, values, len(ids)).astype(np.float64)
+    # --- statistics of batch normalization -----------------------------------------------------------------
+
+    def with_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """Models (K, P), or one (P,), for use by these clients: each with the statistics of its own training data.
+
+        As they are where the model keeps no statistics, or has them already.
+        """
+        if not self.task.lacks_statistics(theta):
+            return theta
+        theta = theta.expand(len(ids), -1) if theta.dim() == 1 else theta
+        large = self.federation.sizes("train")[ids] > self._samples_at_once()
+        out = theta.new_empty(len(ids), self.task.full_size)
+        out[:, : self.task.size] = theta
+        with torch.no_grad():
+            if not large.all():
+                at = torch.from_numpy(np.flatnonzero(~large)).to(theta.device)
+                out[at, self.task.size :] = self._own_statistics(theta[at], ids[~large])
+            for k in np.flatnonzero(large):
+                out[k] = self.with_pooled_statistics(theta[k], ids[k : k + 1])
         return out
 
-    def _measures(self) -> dict[str, Objective]:
-        """What is measured of every sample."""
+    def with_pooled_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """One model (P,) for use, with the statistics of all training data of these clients together: (P + S,)."""
+        if not self.task.lacks_statistics(theta):
+            return theta
+        samples = int(self.federation.sizes("train")[ids].sum())
+        with torch.no_grad():
+            if 0 < samples <= self._samples_at_once():
+                x, _ = self._gather(torch.from_numpy(self._index(ids, "train")))
+                found = self.task.statistics(theta, x, torch.ones(samples, device=theta.device))
+            else:
+                found = self.task.running(by_layer(lambda known: self.moments(theta, ids, known)))
+        return torch.cat([theta, found.to(theta.device)])
+
+    def moments(self, theta: Tensor, ids: Ints, known: Sequence[Moments]) -> Moments | None:
+        """What one call of a layer sees of all training data of these clients; see `Task.moments`."""
+        index = torch.from_numpy(self._index(ids, "train"))
+        with torch.no_grad():
+            parts = [self.task.moments(theta, self._gather(p)[0], known) for p in index.split(self._samples_at_once())]
+        found = [part for part in parts if part is not None]
+        return Moments.merged(found) if found else None
+
+    @abstractmethod
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        """(K, S) of clients whose data goes through the model at once."""
+
+    def _samples_at_once(self) -> int:
+        return max(1, self.memory * 2**20 // self._bytes_per_client(1, 0))
+
+    def _index(self, ids: Ints, split: Split) -> Ints:
+        """The samples of these clients, client after client."""
+        sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
+        index: Ints = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        return index
+
+    # --- measures ------------------------------------------------------------------------------------------
+
+    def summed(self) -> dict[str, Objective]:
+        """What is summed over samples."""
         return {"loss": self.task.objective, **self.task.metrics}
 
     @abstractmethod
@@ -178,7 +225,21 @@ class Engine(ABC):
             batch_size=info["batch_size"],
             copy=info["copy"],
             validation=validation,
+            factors=self._rate_factors(work.program) if self.local.groups else None,
         )
+
+    def _rate_factors(self, program: Program) -> Tensor:
+        """The factor of the learning rate of every parameter (`local.groups`)."""
+        layers = list(zip(self.task.names, self.task.sizes, strict=True))
+        head = head_of(program, layers)
+        if head not in self._factors:
+            each_piece = torch.tensor(rate_factors(layers, self.local.groups, head))
+            self._factors[head] = each_piece.repeat_interleave(torch.tensor(self.task.sizes)).to(self.device)
+        return self._factors[head]
+
+    def _optimizer_state(self, work: Work) -> State:
+        """What clients have kept of their optimizer, and go on with; before an evaluation it starts anew."""
+        return {} if work.purpose == "evaluation" else optimizer_state(work.own)
 
     def _info(self, work: Work) -> State:
         samples = self.federation.sizes("train")[work.ids]
@@ -210,13 +271,14 @@ class Engine(ABC):
         made = mix(mix(keys, name_key("dropout"))[:, None], np.arange(draws)[None, :])
         return torch.from_numpy(made.view(np.int64))
 
-    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Samples by their index, which may have any shape."""
-        flat, x, y = index.flatten(), self.federation.x, self.federation.y
-        return (
-            x.index_select(0, flat).view(*index.shape, *x.shape[1:]).to(self.device),
-            y.index_select(0, flat).view(*index.shape, *y.shape[1:]).to(self.device),
-        )
+        flat = index.flatten()
+
+        def at(values: Tensor) -> Tensor:
+            return values.index_select(0, flat).view(*index.shape, *values.shape[1:]).to(self.device)
+
+        return each_input(at, self.federation.x), at(self.federation.y)
 
     def _padded(self, ids: Ints, split: Split) -> Batch:
         """All samples of a split of these clients, padded to the longest: every field has a leading axis K."""
@@ -225,7 +287,7 @@ class Engine(ABC):
         slot = np.arange(width)
         # A client without samples still needs a valid index: any sample will do, at weight 0.
         index = np.minimum(
-            starts[:, None] + np.minimum(slot, np.maximum(sizes[:, None] - 1, 0)), len(self.federation.x) - 1
+            starts[:, None] + np.minimum(slot, np.maximum(sizes[:, None] - 1, 0)), len(self.federation.y) - 1
         )
         x, y = self._gather(torch.from_numpy(index))
         weight = torch.from_numpy((slot < sizes[:, None]).astype(np.float32)).to(self.device)
@@ -237,17 +299,18 @@ class Engine(ABC):
         if share is None:
             return batch
         weight = batch.weight.clone()
-        weight[weight > 0] = torch.from_numpy(~self._held_back(ids)).to(weight)
+        weight[weight > 0] = torch.from_numpy(~self.held_back_samples(ids)).to(weight)
         return Batch(batch.x, batch.y, weight, batch.key)
 
-    def _held_back(self, ids: Ints) -> NDArray[np.bool_]:
+    def held_back_samples(self, ids: Ints) -> NDArray[np.bool_]:
+        """Which of these clients' validation samples algorithms do not see."""
         share = self.local.held_back
         assert share is not None
         return held_back(self.federation.keys[ids], self.federation.sizes("val")[ids], share, self.seed)
 
     def _bytes_per_client(self, samples: int, vectors: int) -> int:
         """A generous guess of what one client takes while `samples` of its samples go through the model."""
-        per_sample = 2 * self._features + 3 * self.task.activation_size(self.federation.x[:1])
+        per_sample = 2 * self._features + 3 * self.task.activation_size(some(self.federation.x, slice(1)))
         return 4 * (vectors * self.task.size + samples * per_sample)
 
     def _chunk_size(self, per_client: int) -> int:
@@ -260,7 +323,7 @@ class Engine(ABC):
         if work.program.uses_validation:
             batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
         state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
-        vectors = 6 + state // max(self.task.size, 1)
+        vectors = 6 + (0 if self.local.optimizer == "sgd" else 2) + state // max(self.task.size, 1)
         count = self._chunk_size(self._bytes_per_client(batch, vectors))
         # A client's copies stay together, so that one of them can be picked.
         together = copies(work.program)

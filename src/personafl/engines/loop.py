@@ -10,6 +10,7 @@ from torch import Tensor
 from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
+from personafl.inputs import some
 from personafl.kernels.task import Batch, Objective
 from personafl.states import Ints, State, each, row
 
@@ -25,12 +26,13 @@ class LoopEngine(Engine):
         results = []
         for k in range(len(work.ids)):
             own, sent = row(work.own, k), {**work.sent.shared, **row(work.sent.each, k)}
-            results.append(self._client(work, k, own, sent, row(info, k), keys[k : k + 1]))
+            kept = row(self._optimizer_state(work), k)
+            results.append(self._client(work, k, own, kept, sent, row(info, k), keys[k : k + 1]))
         owns, ups, steps, gradients = zip(*results, strict=True)
         return Result(_stack(owns), _stack(ups), torch.tensor(steps), torch.tensor(gradients))
 
     def _client(
-        self, work: Work, k: int, own: State, sent: State, info: State, key: NDArray[np.uint64]
+        self, work: Work, k: int, own: State, optimizer: State, sent: State, info: State, key: NDArray[np.uint64]
     ) -> tuple[State, State, int, int]:
         one = Work(work.program, work.round, work.purpose, work.ids[k : k + 1], {}, work.sent)
         validation = None
@@ -38,7 +40,7 @@ class LoopEngine(Engine):
             validation = ValidationData(self.task, _first(self._validation(work.ids[k : k + 1])))
         ctx = self._context(work, info, validation)
         begun, wanted = work.program.begin(own, sent, ctx)
-        carry = each(torch.clone, begun)
+        carry = each(torch.clone, begun | optimizer)
         steps, draws, gradients = int(wanted), batches_per_step(work.program), 0
         plan = self._plan(one, key, np.array([steps]))
         dropout = self._dropout_keys(key, steps * draws)
@@ -46,12 +48,13 @@ class LoopEngine(Engine):
             batches = []
             for d in range(s * draws, (s + 1) * draws):
                 x, y = self._gather(torch.from_numpy(plan.positions[0, d, : plan.counts[0, d]]))
-                batches.append(Batch(x, y, torch.ones(len(x), device=self.device), dropout[0, d]))
+                batches.append(Batch(x, y, torch.ones(len(y), device=self.device), dropout[0, d]))
             grad = StepBatches(self.task, batches, self._gradient)
-            carry = work.program.step(carry, sent, grad, ctx)
+            carry = work.program.step(carry, sent, grad, ctx.at_step(s, steps))
             gradients += grad.made
         kept = {name: carry[name] for name in begun}
-        return *work.program.finish(own, kept, sent, ctx), steps, gradients
+        new, up = work.program.finish(own, kept, sent, ctx)
+        return new | {name: carry[name] for name in optimizer}, up, steps, gradients
 
     def _gradient(self, theta: Tensor, batch: Batch, objective: Objective | None, extra: State) -> Tensor:
         return self.task.gradient(theta, batch, objective, **extra)
@@ -60,13 +63,17 @@ class LoopEngine(Engine):
         return _stack([function(row(own, k), {**sent.shared, **row(sent.each, k)}) for k in range(count)])
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
-        out: dict[str, list[float]] = {name: [] for name in ("loss", *self.task.metrics)}
+        out: dict[str, list[NDArray[np.float64]]] = {name: [] for name in self.summed()}
         with torch.no_grad():
             for k, i in enumerate(ids):
                 sums = self.task.evaluate(theta if theta.dim() == 1 else theta[k], self._samples(int(i), split))
                 for name, value in sums.items():
-                    out[name].append(float(value))
+                    out[name].append(value.double().cpu().numpy())
         return {name: np.array(values, np.float64) for name, values in out.items()}
+
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        each = [self.with_pooled_statistics(theta[k], ids[k : k + 1])[self.task.size :] for k in range(len(ids))]
+        return torch.stack(each)
 
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
         sizes = self.federation.sizes(split)[ids]
@@ -83,7 +90,7 @@ class LoopEngine(Engine):
 
 
 def _first(padded: Batch) -> Batch:
-    return Batch(padded.x[0], padded.y[0], padded.weight[0], padded.key[0])
+    return Batch(some(padded.x, 0), padded.y[0], padded.weight[0], padded.key[0])
 
 
 def _stack(states: tuple[State, ...] | list[State]) -> State:

@@ -19,7 +19,9 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Result, Split, ValidationData, Work, cores, reuse_memory
 from personafl.engines.batches import BatchPlan
+from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
+from personafl.inputs import as_state, from_state, some, tensors, unbound
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, rows
 
@@ -43,7 +45,7 @@ class StackedEngine(Engine):
         def begin(own: State, each: State, info: State, val: State) -> tuple[State, State]:
             ctx = self._context(work, info, self._chosen_on(val))
             carry, steps = program.begin(own, {**shared, **each}, ctx)
-            return carry, {"steps": steps}
+            return carry, {"wanted": steps}
 
         def finish(own: State, carry: State, each: State, info: State, val: State) -> tuple[State, State]:
             ctx = self._context(work, info, self._chosen_on(val))
@@ -51,15 +53,17 @@ class StackedEngine(Engine):
 
         count, each = len(work.ids), work.sent.each
         begun, wanted = over_clients(begin, count, work.own, each, info, validation)
-        steps = wanted["steps"].cpu().numpy().astype(np.int64)
+        optimizer = self._optimizer_state(work)
+        begun |= optimizer
+        steps = wanted["wanted"].cpu().numpy().astype(np.int64)
         order = np.argsort(-steps, kind="stable")
         in_order = bool((order == np.arange(len(order))).all())
         if in_order:
             carry = _private(begun, [*work.own.values(), *shared.values(), *each.values()])
-            stepped_each, stepped_info = each, info
+            stepped_each, stepped_info = each, info | wanted
         else:
             at = torch.from_numpy(order).to(self.device)
-            carry, stepped_each, stepped_info = (rows(state, at) for state in (begun, each, info))
+            carry, stepped_each, stepped_info = (rows(state, at) for state in (begun, each, info | wanted))
 
         ordered = Work(program, work.round, work.purpose, work.ids[order], {}, Sent(shared, stepped_each))
         carry, gradients = self._steps(ordered, keys[order], steps[order], carry, stepped_info)
@@ -68,7 +72,8 @@ class StackedEngine(Engine):
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
             carry = rows(carry, back)
         own, up = over_clients(finish, count, work.own, carry, each, info, validation)
-        return Result(own, up, wanted["steps"], torch.from_numpy(gradients).to(self.device))
+        own |= {name: carry[name] for name in optimizer}
+        return Result(own, up, wanted["wanted"], torch.from_numpy(gradients).to(self.device))
 
     def _steps(
         self, work: Work, keys: NDArray[np.uint64], steps: Ints, carry: State, info: State
@@ -98,7 +103,7 @@ class StackedEngine(Engine):
                 for s in range(begin, end):
                     batches = [drawn.batch(d, live) for d in range(s * draws, (s + 1) * draws)]
                     grad = StackedBatches(self.task, batches, row["number"])
-                    carry = work.program.step(carry, sent, grad, ctx)
+                    carry = work.program.step(carry, sent, grad, ctx.at_step(s, info["wanted"]))
                     made.append(grad.made)
                 return (carry,)
 
@@ -113,7 +118,9 @@ class StackedEngine(Engine):
         return done, gradients
 
     def _chosen_on(self, fields: State) -> ValidationData | None:
-        return ValidationData(self.task, Batch(**fields)) if fields else None
+        if not fields:
+            return None
+        return ValidationData(self.task, Batch(from_state(fields), fields["y"], fields["weight"], fields["key"]))
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         def one(own: State, each: State) -> tuple[State]:
@@ -123,7 +130,7 @@ class StackedEngine(Engine):
 
     def evaluate(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         with torch.no_grad():
-            if theta.dim() == 1 and not self.task.couples_samples:
+            if theta.dim() == 1 and self.task.takes_any_batch(theta):
                 return self._evaluate_together(theta, ids, split)
             return self._evaluate_each(theta, ids, split)
 
@@ -132,22 +139,26 @@ class StackedEngine(Engine):
         sizes, starts = self.federation.sizes(split)[ids], self.federation.starts(split)[ids]
         owner = np.repeat(np.arange(len(ids)), sizes)
         index = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + starts[owner]
-        out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
+        sums = ClientSums(self.summed(), len(ids))
         many = max(1, min(4096, self.memory * 2**20 // self._bytes_per_client(1, 0)))
         for i in range(0, len(index), many):
             x, y = self._gather(torch.from_numpy(index[i : i + many]))
-            outputs = self.task.predict(theta, x)
-            for name, function in {"loss": self.task.objective, **self.task.metrics}.items():
-                values = function(outputs, y).double().cpu().numpy()
-                out[name] += np.bincount(owner[i : i + many], values, len(ids))
-        return out
+            sums.add(self.task.predict(theta, x), y, owner[i : i + many])
+        return sums.result(sizes)
 
     def _evaluate_each(self, theta: Tensor, ids: Ints, split: Split) -> dict[str, NDArray[np.float64]]:
         """A model for each client."""
-        out = {name: np.zeros(len(ids)) for name in ("loss", *self.task.metrics)}
+        out: dict[str, NDArray[np.float64]] = {}
         for now, thetas, batch in self._like_sized(theta, ids, split):
             for name, values in self.task.evaluate_stacked(thetas, batch).items():
-                out[name][now] = values.double().cpu().numpy()
+                known = values.double().cpu().numpy()
+                out.setdefault(name, np.zeros((len(ids), *known.shape[1:])))[now] = known
+        return {name: out.get(name, np.zeros(len(ids))) for name in self.summed()}
+
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        out = self.task.running([]).repeat(len(ids), 1).to(theta.device)
+        for now, thetas, batch in self._like_sized(theta, ids, "train"):
+            out[torch.from_numpy(now).to(out.device)] = self.task.statistics_stacked(thetas, batch.x, batch.weight)
         return out
 
     def outputs(self, theta: Tensor, ids: Ints, split: Split) -> Tensor:
@@ -183,7 +194,7 @@ class _Drawn:
     """The batches of all steps, fetched when their step comes: of several steps at once where they are small."""
 
     def __init__(self, engine: Engine, plan: BatchPlan, dropout: Tensor) -> None:
-        self._gather, self._sample_bytes = engine._gather, engine._features * engine.federation.x.element_size()
+        self._gather, self._sample_bytes = engine._gather, _sample_bytes(engine)
         # Where a batch is all of a client's data, it is the same at every step.
         self._constant = engine.local.batch_size == 0
         positions = plan.positions[:, :1] if self._constant else plan.positions
@@ -200,12 +211,12 @@ class _Drawn:
             each = live * self._index.shape[-1] * self._sample_bytes
             self._begin, self._end = place, place + max(1, FETCHED_AT_ONCE // max(each, 1))
             x, y = self._gather(self._index[self._begin : self._end, :live])
-            self._fetched = list(zip(x.unbind(0), y.unbind(0), strict=True))
+            self._fetched = list(zip(unbound(x), y.unbind(0), strict=True))
         x, y = self._fetched[place - self._begin]
         weight, key = self._weight[draw], self._dropout[draw]
-        if live == len(x) == len(weight):
+        if live == len(y) == len(weight):
             return Batch(x, y, weight, key)
-        return Batch(x[:live], y[:live], weight[:live], key[:live])
+        return Batch(some(x, slice(live)), y[:live], weight[:live], key[:live])
 
 
 class StackedBatches:
@@ -238,7 +249,11 @@ class StackedBatches:
 
 
 def _fields(batch: Batch) -> State:
-    return {"x": batch.x, "y": batch.y, "weight": batch.weight, "key": batch.key}
+    return {**as_state(batch.x), "y": batch.y, "weight": batch.weight, "key": batch.key}
+
+
+def _sample_bytes(engine: Engine) -> int:
+    return sum(part[:1].numel() * part.element_size() for part in tensors(engine.federation.x))
 
 
 def _private(carry: State, inputs: list[Tensor]) -> State:

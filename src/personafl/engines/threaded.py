@@ -56,6 +56,14 @@ class ThreadedEngine(StackedEngine):
         back = np.argsort(np.concatenate(parts), kind="stable")
         return {name: np.concatenate([sums[name] for sums in found])[back] for name in found[0]}
 
+    def _own_statistics(self, theta: Tensor, ids: Ints) -> Tensor:
+        def part(engine: StackedEngine, at: Ints) -> Tensor:
+            return engine._own_statistics(theta[torch.from_numpy(at).to(theta.device)], ids[at])
+
+        parts = self._deal(ids, "train")
+        back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable"))
+        return torch.cat(self._each(parts, part))[back.to(theta.device)]
+
     def _each(self, parts: list[Ints], function: Callable[[StackedEngine, Ints], Part]) -> list[Part]:
         return list(self._pool.map(function, self._workers, parts))
 

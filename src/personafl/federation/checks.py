@@ -11,24 +11,25 @@ from numpy.typing import NDArray
 
 from personafl.errors import DataError
 from personafl.federation.arrays import Stored
+from personafl.federation.ragged import IGNORED as IGNORED
+from personafl.inputs import check_names, part_name, parts
 
 
 def check_structure(fed: Stored) -> None:
     """The ids are unique, the types are the store's, the bounds cut the samples into clients that can all train."""
-    clients, samples, bounds = len(fed.ids), len(fed.x), fed.bounds
+    clients, samples, bounds = len(fed.ids), len(fed.y), fed.bounds
     if clients == 0:
         raise DataError("the federation is empty: no client was given")
     if unusable := [client for client in fed.ids if not isinstance(client, str)]:
         raise DataError(f"client ids must be strings, {unusable[0]!r} is not")
+    if blank := [m for m, client in enumerate(fed.ids) if not client.strip()]:
+        raise DataError(
+            f"the id of client {blank[0] + 1} of {clients} is {fed.ids[blank[0]]!r}; give every client a name that is "
+            "not blank"
+        )
     if repeated := [client for client, times in Counter(fed.ids).items() if times > 1]:
         raise DataError(f"{many(len(repeated), 'client id')} given twice: {listing(repeated)}; ids must be unique")
-    if fed.x.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (torch.float32, torch.int64):
-        raise DataError(
-            f"x is {fed.x.dtype} and y is {fed.y.dtype}; the store holds x as float32, int64 or uint8 and "
-            f"y as int64 or float32 (the from_... constructors convert)"
-        )
-    if len(fed.y) != samples:
-        raise DataError(f"x has {samples} samples and y has {len(fed.y)}; they must be as many")
+    _check_inputs(fed)
     tiles = (
         bounds.shape == (clients, 4)
         and bounds[0, 0] == 0
@@ -54,6 +55,28 @@ def check_structure(fed: Stored) -> None:
             raise DataError(f"truth {what!r} must be numbers with first dimension {clients}, one row a client")
 
 
+def _check_inputs(fed: Stored) -> None:
+    """Types are the store's, and all inputs and y have as many samples."""
+    if isinstance(fed.x, dict):
+        check_names(list(fed.x))
+    inputs = parts(fed.x)
+    for name, value in inputs.items():
+        if value.dtype not in (torch.float32, torch.int64, torch.uint8) or fed.y.dtype not in (
+            torch.float32,
+            torch.int64,
+        ):
+            raise DataError(
+                f"{part_name(name)} is {value.dtype} and y is {fed.y.dtype}; the store holds x as float32, int64 or "
+                f"uint8 and y as int64 or float32 (the from_... constructors convert)"
+            )
+    first, samples = next((part_name(name), len(value)) for name, value in inputs.items())
+    for name, value in inputs.items():
+        if len(value) != samples:
+            raise DataError(f"{part_name(name)} has {len(value)} samples, {first} {samples}; they must be as many")
+    if len(fed.y) != samples:
+        raise DataError(f"{first} has {samples} samples and y has {len(fed.y)}; they must be as many")
+
+
 def check_constants(fed: Stored) -> None:
     """Constants have names and values that can be used; where one is called embedding, x are numbers of its rows."""
     for what, value in fed.constants.items():
@@ -63,7 +86,7 @@ def check_constants(fed: Stored) -> None:
             raise DataError(f"constant {what!r} must be a tensor, not {type(value).__name__}")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise DataError(f"constant {what!r} has NaN or infinite values")
-    if "embedding" not in fed.constants:
+    if "embedding" not in fed.constants or isinstance(fed.x, dict):  # of several inputs the model knows which it is
         return
     rows = len(fed.constants["embedding"])
     if fed.x.dtype != torch.int64:
@@ -85,11 +108,18 @@ def check_labels(fed: Stored) -> None:
         if fed.y.ndim > 2:
             raise DataError(f"regression targets have shape {tuple(fed.y.shape)}; expected (N,) or (N, d)")
         return check_finite(fed, fed.y, "targets")
-    if fed.y.ndim != 1:
-        raise DataError(f"class labels have shape {tuple(fed.y.shape)}; expected (N,)")
     labels = fed.y.numpy()
-    if (negative := labels < 0).any():
-        raise DataError(f"negative labels in {_culprits(fed, negative, 'label')}; classes count from 0")
+    if isinstance(fed.classes, bool) or not isinstance(fed.classes, int | np.integer):
+        raise DataError(f"classes = {fed.classes!r}: must be a whole number, or left out")
+    if labels.ndim > 1 and labels.shape[1:] == (1,):
+        raise DataError(f"class labels have shape {labels.shape}; expected (N,): give y.reshape(-1)")
+    if (negative := (labels < 0) & ((labels != IGNORED) | (labels.ndim == 1))).any():
+        if labels.ndim == 1 and set(np.unique(labels)) == {-1, 1}:
+            raise DataError("labels are -1 and 1; classes count from 0: give (y + 1) // 2")
+        beside = "" if labels.ndim == 1 else f", and {IGNORED} marks what is not looked at"
+        raise DataError(f"negative labels in {_culprits(fed, negative, 'label')}; classes count from 0{beside}")
+    if labels.ndim > 1 and (fed.classes or 0) < 1:
+        raise DataError(f"every label is {IGNORED}, which marks what is not looked at; give classes 0, 1, …")
     if (beyond := labels >= (fed.classes or 0)).any():
         raise DataError(
             f"labels outside 0..{(fed.classes or 0) - 1} in {_culprits(fed, beyond, 'label')}; the largest "
@@ -109,6 +139,12 @@ def check_class_names(fed: Stored) -> None:
         raise DataError(
             f"{many(len(fed.class_names), 'class name')} for {fed.classes} classes; give the name of each class"
         )
+
+
+def check_features(fed: Stored) -> None:
+    """No feature is NaN or infinite."""
+    for name, value in parts(fed.x).items():
+        check_finite(fed, value, f"features {part_name(name)}" if name else "features")
 
 
 def check_finite(fed: Stored, values: torch.Tensor, what: str) -> None:

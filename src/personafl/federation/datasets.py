@@ -16,6 +16,7 @@ from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import SPLITS, Array, Pair, Split
 from personafl.federation.tabular_columns import Place
 from personafl.federation.tabular_files import ROWS_AT_ONCE, Table
+from personafl.inputs import as_state, check_names, from_state
 
 _ITEMS_AT_ONCE = 1_024
 _HUGGINGFACE_SPLITS = ("train", "validation", "val", "test")
@@ -30,7 +31,7 @@ def read_client(client: str, brought: Any) -> Pair | Mapping[Split, Pair]:
     return {split: _read(dataset, f"client {client!r} ({split})") for split, dataset in brought.items()}
 
 
-def huggingface_tables(dataset: Any, label: str) -> list[Table]:
+def huggingface_tables(dataset: Any, label: str | Sequence[str]) -> list[Table]:
     """A Hugging Face Dataset as a table, or a DatasetDict as a table for each split."""
     if isinstance(dataset, Mapping) and dataset:
         if unknown := [str(split) for split in dataset if split not in _HUGGINGFACE_SPLITS]:
@@ -62,22 +63,33 @@ def _read(dataset: Any, where: str) -> Pair:
         raise DataError(f"{where} is {_a(dataset)}; expected a map-style torch Dataset, whose items are pairs (x, y)")
     if len(dataset) == 0:
         raise DataError(f"{where} has an empty dataset; leave it out")
-    pieces: list[tuple[Array, Array]] = []
-    shapes: list[tuple[int, ...]] = []
+    read: dict[str, list[Array]] = {}
     for start in range(0, len(dataset), _ITEMS_AT_ONCE):
         numbers = range(start, min(start + _ITEMS_AT_ONCE, len(dataset)))
-        pairs = []
         for number, item in zip(numbers, _items(dataset, numbers, where), strict=True):
-            pair = _pair(item, f"{where}, item {number}")
-            shapes = shapes or [value.shape for value in pair]
-            for what, value, shape in zip("xy", pair, shapes, strict=True):
-                if value.shape != shape:
-                    raise DataError(
-                        f"{where}, item {number}: {what} has shape {value.shape}, expected {shape} as in item 0"
-                    )
-            pairs.append(pair)
-        pieces.append((np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs])))
-    return np.concatenate([x for x, _ in pieces]), np.concatenate([y for _, y in pieces])
+            found = _arrays(item, f"{where}, item {number}")
+            if read and read.keys() != found.keys():
+                raise DataError(
+                    f"{where}, item {number} has {', '.join(found)}, expected {', '.join(read)} as in item 0"
+                )
+            for what, value in found.items():
+                read.setdefault(what, []).append(value)
+                _check_item(f"{where}, item {number}: {what}", value, read[what][0])
+    joined = {what: _joined(values) for what, values in read.items()}
+    y = joined.pop("y")
+    return from_state(joined), y
+
+
+def _check_item(what: str, value: Array, first: Array) -> None:
+    """As the first item, but for the length of what will be padded."""
+    alike = value.ndim == first.ndim and (value.ndim == 0 or value.shape[1:] == first.shape[1:])
+    if not alike or (value.ndim > 2 and value.shape != first.shape):
+        raise DataError(f"{what} has shape {value.shape}, expected {first.shape} as in item 0")
+
+
+def _joined(values: list[Array]) -> Any:
+    """One array of equally long items; else the list, to be padded."""
+    return np.stack(values) if len({value.shape for value in values}) == 1 else values
 
 
 def _tensors(dataset: Any) -> Pair | None:
@@ -106,10 +118,15 @@ def _items(dataset: Any, numbers: Sequence[int], where: str) -> list[Any]:
         raise DataError(f"{where}, item {number} cannot be read: {type(error).__name__}: {reason}") from error
 
 
-def _pair(item: Any, where: str) -> tuple[Array, Array]:
+def _arrays(item: Any, where: str) -> dict[str, Array]:
+    """The features of an item, as x or by their names as x.NAME, and y."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"{where} is {_a(item)}; expected a pair (x, y)")
-    return _array(item[0], f"x of {where}"), _array(item[1], f"y of {where}")
+    named = dict(item[0]) if isinstance(item[0], Mapping) else item[0]
+    if isinstance(named, dict):
+        check_names(list(named))
+    read = {name: _array(value, f"{name} of {where}") for name, value in as_state(named).items()}
+    return read | {"y": _array(item[1], f"y of {where}")}
 
 
 def _array(value: Any, where: str) -> Array:
@@ -129,7 +146,7 @@ def _a(value: Any) -> str:
     return f"a {type(value).__name__}{size}"
 
 
-def _huggingface_table(dataset: Any, label: str, split: str | None) -> Table:
+def _huggingface_table(dataset: Any, label: str | Sequence[str], split: str | None) -> Table:
     if not (hasattr(dataset, "with_format") and hasattr(dataset, "select_columns")):
         if find_spec("datasets") is None:
             raise ConfigError('from_huggingface needs the package datasets: pip install "personafl[huggingface]"')
@@ -137,7 +154,7 @@ def _huggingface_table(dataset: Any, label: str, split: str | None) -> Table:
     if not hasattr(dataset, "__len__"):
         raise DataError("the dataset is streamed: load it without streaming=True, or take a part of it first")
     features = dataset.features
-    names = getattr(features.get(label), "names", None)
+    names = getattr(features.get(label), "names", None) if isinstance(label, str) else None
     decoders = {name: _decoder(kind) for name, kind in features.items() if type(kind).__name__ == "Image"}
 
     def read(columns: Sequence[str], numbers: Sequence[str]) -> Iterator[pa.RecordBatch]:

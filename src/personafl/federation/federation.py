@@ -30,28 +30,49 @@ from personafl.federation.arrays import (
     stored_features,
     stored_labels,
 )
-from personafl.federation.checks import check_class_names, check_constants, check_finite, check_labels, check_structure
+from personafl.federation.checks import (
+    check_class_names,
+    check_constants,
+    check_features,
+    check_labels,
+    check_structure,
+)
+from personafl.federation.description import federation_lines
+from personafl.federation.labels import LabelType, label_notes, typed_labels
+from personafl.federation.missing import Missing, check_missing, filled
 from personafl.federation.partition import Partition
+from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.scaling import standardized
-from personafl.federation.splits import bounds_of, dealt_samples, groups_of_clients, natural_clients, split_samples
+from personafl.federation.splits import (
+    Splitting,
+    bounds_of,
+    dealt_clients,
+    groups_of_clients,
+    natural_clients,
+    sample_ranks,
+    split_samples,
+)
 from personafl.federation.tabular_files import open_table
-from personafl.streams import generator, name_key
+from personafl.federation.tabular_inputs import Choice
+from personafl.inputs import Inputs, as_state, some
+from personafl.streams import name_key
 
 DEFAULT_SPLITS = (0.7, 0.1, 0.2)
 ROWS_AT_ONCE = 4_096
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """The data of M clients, N samples in all. Usually made by one of the `from_...` constructors.
 
     Attributes
     ----------
-    x : Tensor
+    x : Tensor, or dict of str to Tensor
         (N, ...) features, client after client, inside a client [train | validation | test]; float32, int64
-        or uint8.
+        or uint8. Several inputs have names, and the module gets them as keywords.
     y : Tensor
-        int64 (N,) classes, or float32 (N,) or (N, d) regression targets.
+        int64 (N,) classes, float32 (N,) or (N, d) regression targets, int64 (N, d) of 0 and 1 for several labels a
+        sample, or int64 (N, length) or (N, height, width) classes of words or pixels, -100 for what does not count.
     bounds : array
         (M, 4): where a client's training, validation and test samples start, and where they end.
     ids : tuple of str
@@ -79,7 +100,7 @@ class Federation:
     (2, [1, 1], 2)
     """
 
-    x: torch.Tensor
+    x: Inputs
     y: torch.Tensor
     bounds: Indices
     ids: tuple[str, ...]
@@ -104,11 +125,14 @@ class Federation:
         check_labels(self)
         check_class_names(self)
         if not scanned:
-            check_finite(self, self.x, "features")
+            check_features(self)
             check_constants(self)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        return "\n".join(federation_lines(self))
 
     def starts(self, split: Split) -> Indices:
         """Where each client's samples of a split start, (M,)."""
@@ -129,7 +153,13 @@ class Federation:
     @property
     def outputs(self) -> int:
         """How many numbers a model gives for a sample: one a class, or the size of a target."""
-        return self.classes or int(np.prod(self.y.shape[1:]))
+        return self.y.shape[1] if self.multi_label else self.classes or int(np.prod(self.y.shape[1:]))
+
+    @cached_property
+    def multi_label(self) -> bool:
+        """Whether a sample has several labels of 0 and 1, (N, d)."""
+        two = self.y.ndim == 2 and self.classes is not None and self.classes <= 2
+        return two and int(self.y.min()) >= 0
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
@@ -140,14 +170,15 @@ class Federation:
     def _positions(self) -> dict[str, int]:
         return {client: m for m, client in enumerate(self.ids)}
 
-    def index(self, client_id: str) -> int:
-        """The position of a client among the ids."""
+    def index(self, client_id: str | int) -> int:
+        """The position of a client among the ids; an integer stands for the id that is written like it."""
+        client_id = str(client_id)
         if client_id not in self._positions:
-            near = difflib.get_close_matches(str(client_id), self.ids, n=1, cutoff=0.0)
+            near = difflib.get_close_matches(client_id, self.ids, n=1, cutoff=0.0)
             raise DataError(f"no client {client_id!r} among the {len(self)} clients; did you mean {near[0]!r}?")
         return self._positions[client_id]
 
-    def client(self, client_id: str) -> dict[Split, tuple[torch.Tensor, torch.Tensor]]:
+    def client(self, client_id: str | int) -> dict[Split, tuple[Inputs, torch.Tensor]]:
         """One client's (x, y) for each split, as views of the store.
 
         >>> fed = Federation.from_clients({"ann": {"train": ([[0.0]], [0]), "test": ([[5.0]], [1])}})
@@ -156,15 +187,18 @@ class Federation:
         """
         edges = self.bounds[self.index(client_id)].tolist()
         return {
-            split: (self.x[edges[s] : edges[s + 1]], self.y[edges[s] : edges[s + 1]]) for s, split in enumerate(SPLITS)
+            split: (some(self.x, slice(edges[s], edges[s + 1])), self.y[edges[s] : edges[s + 1]])
+            for s, split in enumerate(SPLITS)
         }
 
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that training can see; equal for equal data on every machine."""
-        arrays = [self.x.numpy(), self.y.numpy(), self.bounds, *folders.constants_of(self)]
+        inputs = sorted(as_state(self.x).items())
+        arrays = [*(value.numpy() for _, value in inputs), self.y.numpy(), self.bounds, *folders.constants_of(self)]
         labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
-        return folders.digest(arrays, labels)
+        # One tensor has no name, so that its federation has the fingerprint that it always had.
+        return folders.digest(arrays, labels + ([[name for name, _ in inputs]] if isinstance(self.x, dict) else []))
 
     @classmethod
     def from_arrays(
@@ -176,8 +210,13 @@ class Federation:
         clients: Any = None,
         groups: Any = None,
         splits: Sequence[float] = DEFAULT_SPLITS,
+        splitting: Splitting = "random",
+        time: Any = None,
         seed: int = 0,
         classes: int | None = None,
+        label_type: LabelType = "auto",
+        missing: Missing = "error",
+        length: int | None = None,
         name: str = "arrays",
         truth: dict[str, Array] | None = None,
         notes: Sequence[str] = (),
@@ -190,7 +229,10 @@ class Federation:
         ----------
         x, y : array-like
             Features (N, ...) and labels (N,) or (N, d). Integer labels are classes, float labels regression
-            targets.
+            targets. `x` may be several inputs by name, {"ids": (N, ...), "image": (N, ...)}, which the module gets as
+            keywords. Lists of samples of unequal length are padded: integers with 0, floats with 0.0, labels with
+            -100, and there is another input `mask`, 1 for what is real and 0 for padding; one tensor is then the
+            input `x`.
         partition : Partition, optional
             Deals the samples to clients named client-0, client-1, …
         clients : array-like, optional
@@ -200,8 +242,23 @@ class Federation:
         splits : three floats
             A client's shares of train, validation and test. At least one sample is for training; where there
             is too little, a test sample comes before a validation sample.
+        splitting
+            `random`; or `end`: of a client's samples in their order, the last are for test and those before them for
+            validation, for windows that overlap and for whatever changes with time.
+        time : array-like, optional
+            Numbers or dates, one a sample: as `end`, and they say what the order is.
         seed
             The partition follows from it, and, for each client apart, the split.
+        label_type
+            What y is: `classes`, `numbers` (targets of a regression) or `multilabel` (several labels of 0 and 1 a
+            sample). `auto` goes by the type of the numbers, and refuses floats that look like classes and one-hot
+            labels.
+        missing
+            `error`; or `fill`: NaN in features (N, d) becomes the median of the training samples of all clients, and
+            each feature that has gaps there gets another, after all others, that is 1 where it was missing and else 0.
+            What was filled in is in `constants`.
+        length : int, optional
+            What samples of unequal length are padded to; left out, the longest.
         classes, name, truth, notes, constants, class_names
             As in the class; `truth` in the order of the ids.
 
@@ -211,26 +268,30 @@ class Federation:
         >>> fed.ids, fed.sizes("test").tolist()
         (('ann', 'bob'), [0, 1])
         """
-        features, targets = pair(x, y, "the data")
+        check_missing(missing)
+        brought = [pair(x, y, "the data")]
+        [(features, targets)] = equal_length(brought, length)
+        notes = [*notes, *padding_notes(brought, [(features, targets)])]
         if len(targets) == 0:
             raise DataError("the federation is empty: x and y hold no sample")
         if (partition is None) == (clients is None):
             raise ConfigError("from_arrays needs exactly one of partition (deals samples) and clients (a key a sample)")
-        named_groups: Sequence[str] | None
+        [targets] = typed_labels([targets], label_type, classes)
+        rank = sample_ranks(splitting, time, len(targets))
+        if class_names is None:
+            notes = [*notes, *label_notes([targets], classes)]
         if partition is not None:
             if groups is not None:
                 raise ConfigError("groups can be given with clients only: a partition makes its own")
-            dealt = partition(targets, generator(seed, "partition"))
-            samples, owner = dealt_samples(dealt.parts, len(targets), partition.name)
-            ids: Sequence[str] = [f"client-{m}" for m in range(len(dealt.parts))]
-            named_groups, notes = dealt.groups, [*notes, *dealt.notes]
+            ids, samples, owner, named_groups, dealt_notes = dealt_clients(partition, targets, seed)
+            notes = [*notes, *dealt_notes]
         else:
             ids, owner = natural_clients(clients, len(targets))
             samples = np.arange(len(targets))
             named_groups = groups_of_clients(groups, ids, owner)
-        order, bounds = split_samples(ids, owner, splits, seed)
+        order, bounds = split_samples(ids, owner, splits, seed, None if rank is None else rank[samples])
         chunks = np.array_split(samples[order], max(1, -(-len(order) // ROWS_AT_ONCE)))
-        return cls(
+        made = cls(
             x=stored_features([features] * len(chunks), chunks),
             y=stored_labels([targets] * len(chunks), chunks),
             bounds=bounds,
@@ -242,7 +303,9 @@ class Federation:
             notes=tuple(notes),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
+            scanned=missing == "fill",
         )
+        return filled(made) if missing == "fill" else made
 
     @classmethod
     def from_clients(
@@ -251,8 +314,12 @@ class Federation:
         *,
         groups: Mapping[str, str] | None = None,
         splits: Sequence[float] = DEFAULT_SPLITS,
+        splitting: Splitting = "random",
         seed: int = 0,
         classes: int | None = None,
+        label_type: LabelType = "auto",
+        missing: Missing = "error",
+        length: int | None = None,
         name: str = "clients",
         constants: dict[str, torch.Tensor] | None = None,
         class_names: Sequence[str] | None = None,
@@ -266,8 +333,8 @@ class Federation:
             y)}}, used as it is, where val and test may be left out. The order of the mapping is kept.
         groups : mapping, optional
             {id: group}.
-        splits, seed, classes, name, constants, class_names
-            As in `from_arrays`.
+        splits, splitting, seed, classes, label_type, missing, length, name, constants, class_names
+            As in `from_arrays`, as are several inputs by name and samples of unequal length.
 
         Examples
         --------
@@ -275,28 +342,37 @@ class Federation:
         >>> Federation.from_clients(data).bounds.tolist()
         [[0, 2, 2, 3]]
         """
+        check_missing(missing)
+        if not isinstance(data, Mapping):
+            raise DataError(f"data is a {type(data).__name__}; expected a mapping of client ids to (x, y)")
         if not data:
             raise DataError("the federation is empty: no client was given")
         ids = [str(client) for client in data]
-        pieces, counts, divided = client_pieces(ids, list(data.values()))
+        brought, counts, divided = client_pieces(ids, list(data.values()))
+        pieces = equal_length(brought, length)
+        labels = typed_labels([y for _, y in pieces], label_type, classes)
+        rank = sample_ranks(splitting, None, int(counts.sum()))
         if divided:
             order, bounds = np.arange(counts.sum()), bounds_of(counts)
         else:
-            order, bounds = split_samples(ids, np.repeat(np.arange(len(ids)), counts.sum(axis=1)), splits, seed)
+            order, bounds = split_samples(ids, np.repeat(np.arange(len(ids)), counts.sum(axis=1)), splits, seed, rank)
         ends = np.cumsum([len(y) for _, y in pieces])
         # Samples change places inside a piece only, so each piece is copied once, straight to its place.
         rows = [order[end - len(y) : end] - (end - len(y)) for (_, y), end in zip(pieces, ends, strict=True)]
-        return cls(
+        made = cls(
             x=stored_features([x for x, _ in pieces], rows),
-            y=stored_labels([y for _, y in pieces], rows),
+            y=stored_labels(labels, rows),
             bounds=bounds,
             ids=tuple(ids),
             groups=None if groups is None else tuple(groups_of_clients(groups, ids, None) or ()),
             classes=classes,
             name=name,
+            notes=(*padding_notes(brought, pieces), *(label_notes(labels, classes) if class_names is None else ())),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
+            scanned=missing == "fill",
         )
+        return filled(made) if missing == "fill" else made
 
     @classmethod
     def from_folder(
@@ -304,21 +380,26 @@ class Federation:
         path: str | os.PathLike[str],
         *,
         splits: Sequence[float] = DEFAULT_SPLITS,
+        splitting: Splitting = "random",
         seed: int = 0,
         classes: int | None = None,
+        label_type: LabelType = "auto",
+        length: int | None = None,
+        missing: Missing = "error",
         name: str | None = None,
     ) -> "Federation":
         """A federation of a folder with one `.npz` file a client; the file's stem is the client's id.
 
         A file holds the arrays `x` and `y`, or `x_train`, `y_train` and where there are any `x_val`, `y_val`,
-        `x_test`, `y_test`; optionally the string `group`. Nothing in a file is executed: pickled objects are
-        refused. Other files of the folder are left alone.
+        `x_test`, `y_test`; optionally the string `group`. Several inputs are `x.NAME`, `x_train.NAME`, …; samples of
+        unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`.
+        Nothing in a file is executed: pickled objects are refused. Other files of the folder are left alone.
 
         Parameters
         ----------
         path
             The folder.
-        splits, seed, classes, name
+        splits, splitting, seed, classes, label_type, missing, length, name
             As in `from_arrays`; the name is the folder's unless given.
 
         Examples
@@ -335,8 +416,12 @@ class Federation:
             data,
             groups=groups or None,
             splits=splits,
+            splitting=splitting,
             seed=seed,
+            length=length,
             classes=classes,
+            label_type=label_type,
+            missing=missing,
             name=name or Path(path).resolve().name,
         )
 
@@ -345,23 +430,28 @@ class Federation:
         cls,
         table: Any,
         *,
-        label: str,
+        label: str | Sequence[str],
         client: str | None = None,
         partition: Partition | None = None,
-        features: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | Choice | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         split: str | None = None,
+        time: str | None = None,
         normalize: tabular.Normalization = "none",
+        missing: Missing = "error",
+        length: int | None = None,
+        label_type: LabelType = "auto",
         splits: Sequence[float] = DEFAULT_SPLITS,
+        splitting: Splitting = "random",
         seed: int = 0,
         classes: int | None = None,
         name: str | None = None,
     ) -> "Federation":
         """A federation of a table with a row a sample.
 
-        Every value must be there: an error names the column and the row of one that is missing. Rows are counted
-        from 1, without the header.
+        Every value must be there, unless `missing` is `fill`: an error names the column and the row of one that is
+        missing. Rows are counted from 1, without the header.
 
         Parameters
         ----------
@@ -370,23 +460,35 @@ class Federation:
             to columns.
         label
             The column of labels. Text is classes in natural order, whose names become `class_names`; integers are
-            classes that count from 0; other numbers are regression targets.
+            classes that count from 0; other numbers are regression targets. Several columns make y (N, d).
         client : str, optional
             The column of client ids: text or integers.
         partition : Partition, optional
             Deals the rows to clients, whatever a client column says; `Natural` keeps that column's clients, or
             those of them who have enough rows.
-        features : str or sequence of str, optional
+        features : str, sequence of str, or mapping, optional
             The columns of numbers that make x, in this order; all others that hold numbers, if left out. One
-            name alone may be a column of arrays (an embedding, a picture), whose shape is kept.
+            name alone may be a column of arrays (an embedding, a picture), whose shape is kept. A mapping makes several
+            inputs, {"numbers": ["age", "dose"], "categories": ["ward"], "ids": "tokens"}: numbers are float32
+            (N, d), categories int64 (N, d), the place of a value among all values of its column, and a name alone is
+            a column as it is, where lists of unequal length are padded as in `from_arrays`.
         categorical : sequence of str
-            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0.
+            Columns of text that come after them: a feature for each value, 1 where the row has it and else 0. With a
+            mapping: columns that are categories though they hold whole numbers; text is a category anyway.
         group, split : str, optional
             With `client`: the column with the client's group; the column that says train, val (or validation)
             or test. Without `split`, each client's rows are split by `splits`.
+        time : str, optional
+            A column of numbers or dates: a client's last rows by it are for test, those before them for validation.
         normalize
             `standard` is `standardized()`; `none` leaves the numbers as they are.
-        splits, seed, classes, name
+        missing
+            `error`; or `fill`: numbers by the median and categories by the mode of the training rows, with a feature
+            0 or 1 for each column that has gaps. Labels, clients, groups, splits and times must be there.
+        label_type
+            `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multilabel`, or by what is in the
+            column: `auto`.
+        length, splits, splitting, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
 
         Examples
@@ -396,10 +498,10 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
-        columns = tabular.Columns(label, client, features, categorical, group, split)
+        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
         rows = tabular.read_rows([open_table(table)], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
-        made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize)
+        made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
         return made
 
     @classmethod
@@ -409,8 +511,12 @@ class Federation:
         *,
         groups: Mapping[str, str] | None = None,
         splits: Sequence[float] = DEFAULT_SPLITS,
+        splitting: Splitting = "random",
         seed: int = 0,
         classes: int | None = None,
+        label_type: LabelType = "auto",
+        length: int | None = None,
+        missing: Missing = "error",
         name: str = "datasets",
         class_names: Sequence[str] | None = None,
     ) -> "Federation":
@@ -423,8 +529,9 @@ class Federation:
         ----------
         data
             {id: dataset}, each then split by `splits`; or {id: {"train": dataset, "val": …, "test": …}}, used as
-            it is. A dataset is map-style (it has a length) and its items are pairs (x, y).
-        groups, splits, seed, classes, name, class_names
+            it is. A dataset is map-style (it has a length) and its items are pairs (x, y), where x may be several
+            inputs by name and of unequal length.
+        groups, splits, splitting, seed, classes, label_type, missing, length, name, class_names
             As in `from_clients`.
 
         Examples
@@ -434,24 +541,32 @@ class Federation:
         >>> Federation.from_datasets({"ann": ann}).sizes("train").tolist()
         [7]
         """
+        if not isinstance(data, Mapping):
+            raise DataError(f"data is a {type(data).__name__}; expected a mapping of client ids to datasets")
         read = {str(client): datasets.read_client(str(client), brought) for client, brought in data.items()}
         return cls.from_clients(
-            read, groups=groups, splits=splits, seed=seed, classes=classes, name=name, class_names=class_names
-        )
+            read, groups=groups, splits=splits, splitting=splitting, seed=seed, classes=classes, label_type=label_type,
+            missing=missing, length=length, name=name, class_names=class_names,
+        )  # fmt: skip
 
     @classmethod
     def from_huggingface(
         cls,
         dataset: Any,
         *,
-        label: str = "label",
+        label: str | Sequence[str] = "label",
         client: str | None = None,
         partition: Partition | None = None,
-        features: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | Choice | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
+        time: str | None = None,
         normalize: tabular.Normalization = "none",
+        missing: Missing = "error",
+        length: int | None = None,
+        label_type: LabelType = "auto",
         splits: Sequence[float] = DEFAULT_SPLITS,
+        splitting: Splitting = "random",
         seed: int = 0,
         classes: int | None = None,
         name: str | None = None,
@@ -463,14 +578,16 @@ class Federation:
         dataset : datasets.Dataset or datasets.DatasetDict
             A Dataset's rows are split by `splits`. The splits train, validation and test of a DatasetDict are
             used as they are, and every client must have rows in train.
-        label, client, partition, features, categorical, group, normalize, splits, seed, classes, name
+        label, client, partition, features, categorical, group, time, normalize, missing, label_type, splits
             As in `from_table`. A column of pictures, as in features="image", becomes float32 (channels, height,
             width) in 0 to 1. A `ClassLabel`'s names become `class_names`.
+        length, splitting, seed, classes, name
+            As in `from_arrays`.
         """
-        columns = tabular.Columns(label, client, features, categorical, group)
+        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
         name = name or "huggingface"
-        made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize)
+        made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
         return made
 
     def standardized(self) -> "Federation":

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tokenize
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from personafl.errors import DataError
 from personafl.federation.arrays import SPLITS, Array, Pair, Stored
 from personafl.federation.checks import listing
 from personafl.federation.npz import npz_names, read_npz
+from personafl.federation.ragged import LENGTHS, checked_ragged
 from personafl.federation.splits import natural_order
 from personafl.files import sync
+from personafl.inputs import Inputs, as_state, part_name
 
 FORMAT = "personafl-federation"
 FILE = "federation.json"
@@ -60,7 +62,8 @@ def save(fed: Stored, folder: Path) -> None:
     draft = folder.parent / f".{folder.name}.{uuid4().hex}.draft"
     try:
         (draft / "truth").mkdir(parents=True)
-        for what, value in {"x": fed.x.numpy(), "y": fed.y.numpy(), "bounds": fed.bounds}.items():
+        inputs = {what: value.numpy() for what, value in as_state(fed.x).items()}
+        for what, value in {**inputs, "y": fed.y.numpy(), "bounds": fed.bounds}.items():
             np.save(draft / f"{what}.npy", value, allow_pickle=False)
         for what, value in fed.truth.items():
             np.save(draft / "truth" / f"{what}.npy", value, allow_pickle=False)
@@ -87,7 +90,7 @@ def load(make: Any, folder: Path, verify: bool) -> Any:
     described = _read_description(folder)
     try:
         loaded = make(
-            x=torch.from_numpy(_read_array(folder / "x.npy")),
+            x=_read_inputs(folder, described.get("inputs")),
             y=torch.from_numpy(_read_array(folder / "y.npy")),
             bounds=_read_array(folder / "bounds.npy"),
             ids=tuple(described["ids"]),
@@ -134,32 +137,78 @@ def _labels(fed: Stored) -> dict[str, Any]:
     labels = {what: getattr(fed, what) for what in ("name", "ids", "groups", "classes", "notes")}
     # Only where there are any, so that federations saved before there were constants or class names stay readable.
     labels |= {"truth": sorted(fed.truth)} | ({"tables": sorted(fed.constants)} if fed.constants else {})
+    labels |= {"inputs": list(fed.x)} if isinstance(fed.x, dict) else {}
     return labels | ({} if fed.class_names is None else {"labels": fed.class_names})
 
 
 def _check(fed: Stored) -> str:
     """A SHA-256 of all but the values of x, so that checking it reads nothing large."""
     arrays = [fed.y.numpy(), fed.bounds, *(fed.truth[what] for what in sorted(fed.truth)), *constants_of(fed)]
+    if isinstance(fed.x, dict):
+        return digest(arrays, [_labels(fed), {n: [str(v.dtype), list(v.shape)] for n, v in fed.x.items()}])
     return digest(arrays, [_labels(fed), str(fed.x.dtype), list(fed.x.shape)])
+
+
+def _read_inputs(folder: Path, names: list[Any] | None) -> Inputs:
+    """The features, mapped: x.npy, or x.NAME.npy for each input."""
+    if names is None:
+        return torch.from_numpy(_read_array(folder / "x.npy"))
+    return {
+        name: torch.from_numpy(_read_array(folder / f"{part_name(name)}.npy")) for name in _names("input", list(names))
+    }
 
 
 def read_client(file: Path) -> tuple[Pair | dict[str, Pair], str | None]:
     """A client's (x, y) or its splits, and its group if the file names one."""
     names = set(npz_names(file))
-    pairs = {split: (f"x_{split}", f"y_{split}") for split in SPLITS}
-    known = {what for pair in pairs.values() for what in pair}
-    whole = all((x in names) == (y in names) for x, y in pairs.values())
     values = names - {"group"}
-    if values != {"x", "y"} and (not whole or "x_train" not in names or values - known):
+    parts: tuple[str, ...] = ("", *SPLITS)
+    pairs = {part: _arrays_of(f"_{part}" if part else "", values) for part in parts}
+    whole = bool(pairs[""][0]) and pairs[""][1] and not any(x or y for x, y in list(pairs.values())[1:])
+    divided = all(bool(x) == y for x, y in pairs.values()) and not pairs[""][0] and pairs["train"][1]
+    known = {what for part in parts for what in _known(f"_{part}" if part else "", values)}
+    if not (whole or divided) or values - known:
         raise DataError(
             f"{file} holds the arrays {listing(sorted(values), 10) or 'none'}; expected x and y, or x_train "
-            f"and y_train with x_val, y_val, x_test, y_test where there are any, and nothing else but group"
+            f"and y_train with x_val, y_val, x_test, y_test where there are any, and nothing else but group; several "
+            f"inputs are x.NAME, x_train.NAME, …"
         )
     arrays = read_npz(file, dict.fromkeys(sorted(values)), kinds="biuf")
     group = str(read_npz(file, {"group": ()}, kinds="U")["group"]) if "group" in names else None
-    if "x" in arrays:
-        return (arrays["x"], arrays["y"]), group
-    return {split: (arrays[x], arrays[y]) for split, (x, y) in pairs.items() if x in arrays}, group
+    order = {name: place for place, name in enumerate(npz_names(file))}
+    if whole:
+        return _pair_of("", arrays, order, file), group
+    return {split: _pair_of(f"_{split}", arrays, order, file) for split in SPLITS if pairs[split][1]}, group
+
+
+def _known(suffix: str, names: set[str]) -> set[str]:
+    """The arrays of a split: x or several x.NAME, y, and lengths where samples are of unequal length."""
+    return {n for n in names if n == f"y{suffix}" or n.partition(".")[0] == f"x{suffix}" or n == f"y{suffix}{LENGTHS}"}
+
+
+def _arrays_of(suffix: str, names: set[str]) -> tuple[list[str], bool]:
+    """The arrays of x of a split, without their lengths, and whether y is there."""
+    x = [name for name in names if name.partition(".")[0] == f"x{suffix}"]
+    return [name for name in x if not _is_lengths(name, names)], f"y{suffix}" in names
+
+
+def _is_lengths(name: str, names: Container[str]) -> bool:
+    return name.endswith(LENGTHS) and name.removesuffix(LENGTHS) in names
+
+
+def _pair_of(suffix: str, arrays: Mapping[str, Array], order: Mapping[str, int], file: Path) -> Pair:
+    """(x, y) of a split; x by name where there are names, in the order of the file."""
+
+    def read(name: str) -> Any:
+        lengths = arrays.get(f"{name}{LENGTHS}")
+        return arrays[name] if lengths is None else checked_ragged(arrays[name], lengths, f"{file}: {name}")
+
+    inputs = sorted(_arrays_of(suffix, set(arrays))[0], key=order.__getitem__)
+    if inputs == [f"x{suffix}"]:
+        return read(inputs[0]), read(f"y{suffix}")
+    if f"x{suffix}" in inputs:
+        raise DataError(f"{file} holds x{suffix} and {', '.join(inputs[1:])}; give x, or inputs by name, not both")
+    return {name.partition(".")[2]: read(name) for name in inputs}, read(f"y{suffix}")
 
 
 def _read_array(file: Path) -> Array:

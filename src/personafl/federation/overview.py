@@ -58,9 +58,9 @@ def overview(federation: Federation) -> dict[str, Any]:
     made: dict[str, Any] = {
         "name": federation.name,
         "clients": len(federation),
-        "samples": len(federation.x),
+        "samples": len(federation.y),
         "sizes": _spread(sizes),
-        "shares": {split: round(float(federation.sizes(split).sum() / len(federation.x)), 4) for split in SPLITS},
+        "shares": {split: round(float(federation.sizes(split).sum() / len(federation.y)), 4) for split in SPLITS},
         "without_test_samples": int((federation.sizes("test") == 0).sum()),
         "classes": federation.classes,
         "classes_per_client": None,
@@ -79,12 +79,20 @@ def overview(federation: Federation) -> dict[str, Any]:
 
 
 def _counts(federation: Federation, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    clients, classes = len(federation), federation.classes or 0
-    flat = np.bincount(owners(federation) * classes + labels, minlength=clients * classes)
+    """How often each client has each class; of words and pixels, each counts; of several labels, those that are 1."""
+    clients, classes, owner = len(federation), federation.outputs, owners(federation)
+    if labels.ndim > 1:
+        owner = np.repeat(owner, labels[0].size)
+        counted = labels.ravel() > 0 if federation.multi_label else labels.ravel() >= 0
+        columns = np.tile(np.arange(labels[0].size), len(labels)) if federation.multi_label else labels.ravel()
+        owner, labels = owner[counted], columns[counted]
+    flat = np.bincount(owner * classes + labels, minlength=clients * classes)
     return flat.reshape(clients, classes)
 
 
 def _mean_distance(counts: NDArray[np.int64]) -> float:
+    if not counts.any():  # several labels a sample, and nobody has any
+        return 0.0
     pool = counts.sum(axis=0) / counts.sum()
     # n_m |p_m − p| = |counts − n_m p|: no division by the sizes.
     return float(np.abs(counts - counts.sum(axis=1, keepdims=True) * pool).sum() / (2 * counts.sum()))

@@ -86,7 +86,7 @@ def _width(clients: int) -> float:
 
 
 def _title(federation: Federation) -> str:
-    title = f"{federation.name}: {len(federation):,} clients, {len(federation.x):,} samples"
+    title = f"{federation.name}: {len(federation):,} clients, {len(federation.y):,} samples"
     if federation.classes is None:
         return title
     return f"{title}, {federation.classes} classes, heterogeneity {heterogeneity(federation):.2f}"

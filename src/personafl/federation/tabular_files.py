@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,16 +105,20 @@ def _open_csv(path: Path) -> Table:
     with open(path, "rb") as raw:
         compression = "gzip" if raw.read(2) == b"\x1f\x8b" else None  # by its content: names lie
     with pa.input_stream(str(path), compression=compression) as stream:
-        if b"\0" in stream.read(4096):
-            raise DataError(f"{path} is not UTF-8 text; save it as CSV with the encoding UTF-8")
+        beginning = stream.read(65_536)
+    if b"\0" in beginning[:4096]:
+        raise DataError(f"{path} is not UTF-8 text; save it as CSV with the encoding UTF-8")
+    delimiter, decimal_point = _dialect(beginning)
 
     def start(**conversion: Any) -> csv.CSVStreamingReader:
         return csv.open_csv(
             pa.input_stream(str(path), compression=compression),
             # With threads the errors do not say in which row.
             csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-            csv.ParseOptions(newlines_in_values=True),
-            csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, **conversion),
+            csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            csv.ConvertOptions(
+                strings_can_be_null=True, quoted_strings_can_be_null=False, decimal_point=decimal_point, **conversion
+            ),
         )
 
     with start() as reader:
@@ -127,6 +132,20 @@ def _open_csv(path: Path) -> Table:
             yield from reader
 
     return Table(str(path), schema, read, typed=False)
+
+
+def _dialect(beginning: bytes) -> tuple[str, str]:
+    """What separates the columns and what the decimals: commas and points, unless the first lines say otherwise.
+
+    >>> _dialect(b"age;dose\\n31;0,5\\n"), _dialect(b"age;dose\\n31;0.5\\n"), _dialect(b"age,dose\\n31,0.5\\n")
+    ((';', ','), (';', '.'), (',', '.'))
+    """
+    header, _, rest = beginning.decode("utf-8", "replace").partition("\n")
+    delimiter = next((mark for mark in ";\t|" if mark in header and "," not in header), ",")
+    decimals = Counter(
+        found[1] for found in re.finditer(r"(?:^|[;\t|])\s*-?\d+([.,])\d+(?=\s*(?:[;\t|]|$))", rest, re.M)
+    )
+    return delimiter, "," if delimiter != "," and decimals[","] > decimals["."] else "."
 
 
 @contextmanager

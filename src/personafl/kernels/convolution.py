@@ -39,6 +39,11 @@ def supports(layer: nn.Module) -> bool:
     return type(layer) in POOLINGS and not getattr(layer, "return_indices", False)
 
 
+def narrow(layer: nn.Conv2d) -> bool:
+    """Whether `convolution` computes a layer as products of its own, and not by torch client after client."""
+    return layer.groups == 1 and layer.padding_mode == "zeros" and layer.padding != "same" and layer.in_channels < _WIDE
+
+
 def plan(layers: Mapping[str, nn.Module | None]) -> list[tuple[str, nn.Module, bool]]:
     """The layers of a sequence as they are computed: name, layer, and whether it does the max-pooling that follows.
 

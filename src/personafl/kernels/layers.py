@@ -7,35 +7,21 @@ key of this client and step, and the weight of each sample (0 for padding).
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from personafl.errors import ModelError
+from personafl.kernels.batch_norm import WeightedBatchNorm as WeightedBatchNorm
+from personafl.kernels.batch_norm import tracked_layers, weighted
+from personafl.kernels.frame import Frame as Frame
+from personafl.kernels.randomness import GAMMA, M1, scrambled, uniform
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-_M1 = -4658895280553007687
-_M2 = -7723592293110705685
-
-
-class Frame:
-    """What the replacement layers know of the current call."""
-
-    def __init__(self) -> None:
-        self.key: Tensor | None = None
-        self.weight: Tensor | None = None
-        self._calls = 0
-
-    def enter(self, key: Tensor | None, weight: Tensor | None) -> None:
-        self.key, self.weight, self._calls = key, weight, 0
-
-    def next_call(self) -> int:
-        self._calls += 1
-        return self._calls
 
 
 class KeyedDropout(nn.Module):
@@ -53,73 +39,56 @@ class KeyedDropout(nn.Module):
         if self.frame.key is None:
             raise ModelError("dropout needs a random key: call the model through Task.loss")
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
-        count = 1
-        for extent in shape:
-            count *= extent
-        position = torch.arange(count, device=x.device).view(shape)
-        z = (self.frame.key ^ self.frame.next_call()) * _M1 + position * _GAMMA
-        z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _M1
-        z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _M2
-        uniform = ((z >> 40) & 0xFFFFFF).float() / float(1 << 24)
-        return x * (uniform >= self.p).to(x.dtype) / (1.0 - self.p)
+        key, position = self.frame.key, torch.arange(math.prod(shape), device=x.device).view(shape)
+        if self.frame.clients is not None:
+            key, position = _of_clients(self.frame, self.frame.axis(self, x), shape, x.device)
+        value = uniform(scrambled((key ^ self.frame.next_call()) * M1 + position * GAMMA))
+        return x * (value.view(shape) >= self.p).to(x.dtype) / (1.0 - self.p)
 
 
-class WeightedBatchNorm(nn.Module):
-    """Batch normalization by the statistics of this client's batch, padding left out."""
+class RandomSlopes(nn.Module):
+    """`nn.RReLU` of operations that vmap knows."""
 
-    def __init__(self, layer: _BatchNorm, frame: Frame) -> None:
+    def __init__(self, lower: float, upper: float) -> None:
         super().__init__()
-        self.eps, self.frame = layer.eps, frame
-        self.weight, self.bias = layer.weight, layer.bias
+        self.lower, self.upper = lower, upper
 
     def forward(self, x: Tensor) -> Tensor:
-        spatial = tuple(range(2, x.dim()))
-        channelwise = (1, -1, *(1 for _ in spatial))
-        over = (0, *spatial)
-        share = x.new_ones(len(x)) if self.frame.weight is None else self.frame.weight
-        # A client without samples is padding throughout: nothing to normalize by.
-        share = (share / share.sum().clamp(min=1e-12)).view(-1, *(1 for _ in x.shape[1:]))
-        places = 1
-        for d in spatial:
-            places *= x.shape[d]
-        mean = (x * share).sum(over).view(channelwise) / places
-        variance = ((x - mean).square() * share).sum(over).view(channelwise) / places
-        out = (x - mean) * torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            out = out * self.weight.view(channelwise) + self.bias.view(channelwise)
-        return out
+        if not self.training:
+            return F.leaky_relu(x, (self.lower + self.upper) / 2)
+        slope = self.lower + (self.upper - self.lower) * torch.rand_like(x)
+        return torch.where(x >= 0, x, x * slope)
+
+
+def _of_clients(frame: Frame, axis: int | None, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The key and the position, counted within its client's own samples, of every number of K clients' rows.
+
+    Both have the axes (before the rows, client, row, after the rows). Padding is not counted, as it is not there when
+    the client is computed alone; what falls on it is of no account.
+    """
+    assert frame.key is not None and frame.weight is not None and frame.clients is not None
+    if axis is None:
+        raise ModelError("dropout of something that has no samples")
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    each = shape[axis] // frame.clients
+    own = frame.weight.ne(0).sum(1) * (each // frame.weight.shape[1])
+    first = torch.arange(before, device=device).view(-1, 1, 1, 1) * own.view(1, -1, 1, 1)
+    row = first + torch.arange(each, device=device).view(1, 1, -1, 1)
+    return frame.key.view(1, -1, 1, 1), row * after + torch.arange(after, device=device)
 
 
 def replace_layers(module: nn.Module, frame: Frame) -> nn.Module:
-    """Swap the layers named above inside `module` (changed in place and returned).
+    """Swap the layers named above inside `module` (changed in place and returned); modes stay as they are.
 
     Raises
     ------
     ModelError
-        For a layer that keeps running statistics: they would be shared between clients and are updated in
-        place, which no parameter vector can express.
+        For instance normalization that keeps running statistics, which it updates in place.
     """
+    numbers = {id(layer): number for number, layer in enumerate(tracked_layers(module).values())}
     replaced: dict[int, nn.Module] = {}  # a layer that is used in two places stays one layer
     for path, layer in list(module.named_modules(remove_duplicate=False)):
-        new = replaced.get(id(layer))
-        if isinstance(layer, _BatchNorm | _InstanceNorm) and layer.running_mean is not None:
-            kind = type(layer).__name__
-            raise ModelError(
-                f"layer {path or '(the model itself)'!r} ({kind}) updates its running statistics in place during "
-                f"training, so clients would overwrite each other's: use nn.GroupNorm there, or statistics per "
-                f"client with {kind}(..., track_running_stats=False)"
-            )
-        if new is not None:
-            pass
-        elif isinstance(layer, _BatchNorm):
-            new = WeightedBatchNorm(layer, frame)
-        elif isinstance(layer, _DROPOUTS):
-            new = KeyedDropout(layer.p, frame, channels=not isinstance(layer, nn.Dropout))
-        elif isinstance(layer, _DropoutNd):
-            raise ModelError(
-                f"layer {path!r} ({type(layer).__name__}) draws from the process's random generator, which no seed "
-                "of a client controls: use nn.Dropout there"
-            )
+        new = replaced.get(id(layer)) or _replacement(path, layer, frame, numbers.get(id(layer)))
         if new is None:
             continue
         replaced[id(layer)] = new
@@ -128,3 +97,20 @@ def replace_layers(module: nn.Module, frame: Frame) -> nn.Module:
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, new)
     return module
+
+
+def _replacement(path: str, layer: nn.Module, frame: Frame, number: int | None) -> nn.Module | None:
+    if isinstance(layer, _BatchNorm) and (number is not None or layer.running_mean is None):
+        return weighted(layer, frame, number)
+    if isinstance(layer, _InstanceNorm) and layer.training and layer.running_mean is not None:
+        kind = type(layer).__name__
+        raise ModelError(
+            f"layer {path or '(the model itself)'!r} ({kind}) updates its running statistics in place during training, "
+            f"so clients would overwrite each other's: use {kind}(..., track_running_stats=False), or set the layer to "
+            "eval() to keep the statistics that it has"
+        )
+    if type(layer) is nn.RReLU:
+        return RandomSlopes(layer.lower, layer.upper).train(layer.training)
+    if isinstance(layer, _DROPOUTS):
+        return KeyedDropout(layer.p, frame, channels=not isinstance(layer, nn.Dropout)).train(layer.training)
+    return None

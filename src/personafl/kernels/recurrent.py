@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_WIDE = 128
+from personafl.kernels.linear import in_full
+
+WIDE = 128
 """From this many hidden units on, measured with batches of 10."""
 
 
@@ -88,7 +90,7 @@ def stacked_lstm(
 
     `linear(rows, weight, bias)` computes `rows weightᵀ + bias` for K clients.
     """
-    if w_hh.shape[2] >= _WIDE and x.device.type == "cpu":
+    if w_hh.shape[2] >= WIDE and x.device.type == "cpu":
         zeros = x.new_zeros(1, x.shape[1], w_hh.shape[2])
         # unbind, because the gradient of an index is as large as what was indexed, for every client again.
         clients = zip(*(tensor.unbind(0) for tensor in (x, w_ih, w_hh, b_ih, b_hh)), strict=True)
@@ -97,15 +99,20 @@ def stacked_lstm(
         )
     by_step = x.transpose(1, 2)
     inputs = linear(by_step.flatten(1, 2), w_ih, b_ih + b_hh).unflatten(1, by_step.shape[1:3])
-    outputs: Tensor = _Recurrence.apply(inputs, w_hh)  # type: ignore[no-untyped-call]
-    return outputs.transpose(1, 2)
+    return lstm_steps(inputs, w_hh)[0].transpose(1, 2)
+
+
+def lstm_steps(inputs: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
+    """What an LSTM makes of the inputs (K, T, B, 4·hidden) of its gates: outputs (K, T, B, hidden), the last memory."""
+    outputs, memory = in_full(_Recurrence, inputs, w_hh)
+    return outputs, memory
 
 
 class _Recurrence(torch.autograd.Function):
-    """What an LSTM layer makes of the inputs (K, T, B, 4·hidden) of its gates: outputs (K, T, B, hidden)."""
+    """See `lstm_steps`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         h = c = inputs.new_zeros(*inputs[:, 0].shape[:2], weight.shape[2])
         outputs, kept = [h], []
         for z in inputs.unbind(1):
@@ -118,14 +125,14 @@ class _Recurrence(torch.autograd.Function):
             outputs.append(h)
         stacked = torch.stack(outputs, 1)
         ctx.save_for_backward(weight, stacked, *kept)
-        return stacked[:, 1:]
+        return stacked[:, 1:], c
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        (to_outputs,) = grads
+        to_outputs, to_memory = grads
         weight, outputs, *kept = ctx.saved_tensors
-        to_h = to_c = torch.zeros_like(outputs[:, 0])
+        to_h, to_c = torch.zeros_like(outputs[:, 0]), to_memory
         steps: list[Tensor] = []
         for t in reversed(range(to_outputs.shape[1])):
             i, f, g, o, c, squashed = kept[6 * t : 6 * t + 6]
@@ -142,6 +149,91 @@ class _Recurrence(torch.autograd.Function):
         # All steps at once: a product for each, added up, would write the whole weight matrix at every step.
         to_weight = torch.bmm(to_inputs.flatten(1, 2).transpose(1, 2), outputs[:, :-1].flatten(1, 2))
         return to_inputs, to_weight
+
+
+def gru_steps(inputs: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
+    """What a GRU (Cho et al. 2014) makes of the inputs (K, T, B, 3·hidden) of its gates: outputs (K, T, B, hidden)."""
+    outputs: Tensor = in_full(_GatedRecurrence, inputs, w_hh, b_hh)
+    return outputs
+
+
+class _GatedRecurrence(torch.autograd.Function):
+    """See `gru_steps`. As in `_Recurrence`, the gradient of the weights is one product over all steps."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        h = inputs.new_zeros(*inputs[:, 0].shape[:2], weight.shape[2])
+        outputs, kept = [h], []
+        for x in inputs.unbind(1):
+            carried = torch.bmm(h, weight.transpose(1, 2))
+            x_r, x_z, x_n = x.chunk(3, -1)
+            h_r, h_z, h_n = (carried if bias is None else carried.add_(bias.unsqueeze(1))).chunk(3, -1)
+            r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+            n = torch.addcmul(x_n, r, h_n).tanh()
+            kept += [r, z, n, h_n]
+            h = torch.lerp(n, h, z)
+            outputs.append(h)
+        stacked = torch.stack(outputs, 1)
+        ctx.save_for_backward(weight, stacked, *kept)
+        return stacked[:, 1:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        (to_outputs,) = grads
+        weight, outputs, *kept = ctx.saved_tensors
+        to_h = torch.zeros_like(outputs[:, 0])
+        to_inputs: list[Tensor] = []
+        to_carried: list[Tensor] = []
+        for t in reversed(range(to_outputs.shape[1])):
+            r, z, n, h_n = kept[4 * t : 4 * t + 4]
+            to_h = to_h + to_outputs[:, t]
+            to_n = to_h * (1 - z) * (1 - n * n)
+            to_z = to_h * (outputs[:, t] - n) * z * (1 - z)
+            to_r = to_n * h_n * r * (1 - r)
+            to_inputs.append(torch.cat([to_r, to_z, to_n], -1))
+            to_carried.append(torch.cat([to_r, to_z, to_n * r], -1))
+            to_h = torch.baddbmm(to_h * z, to_carried[-1], weight)
+        carried = torch.stack(to_carried[::-1], 1).flatten(1, 2)
+        to_weight = torch.bmm(carried.transpose(1, 2), outputs[:, :-1].flatten(1, 2))
+        return torch.stack(to_inputs[::-1], 1), to_weight, carried.sum(1) if ctx.needs_input_grad[2] else None
+
+
+def rnn_steps(inputs: Tensor, w_hh: Tensor, nonlinearity: str) -> Tensor:
+    """What an Elman network makes of its inputs (K, T, B, hidden): outputs of the same shape."""
+    outputs: Tensor = in_full(_PlainRecurrence, inputs, w_hh, nonlinearity)
+    return outputs
+
+
+class _PlainRecurrence(torch.autograd.Function):
+    """See `rnn_steps`."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, nonlinearity: str) -> Tensor:
+        squash = torch.tanh_ if nonlinearity == "tanh" else torch.relu_
+        outputs = [torch.zeros_like(inputs[:, 0])]
+        for x in inputs.unbind(1):
+            outputs.append(squash(torch.baddbmm(x, outputs[-1], weight.transpose(1, 2))))
+        stacked = torch.stack(outputs, 1)
+        ctx.save_for_backward(weight, stacked)
+        ctx.tanh = nonlinearity == "tanh"
+        return stacked[:, 1:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (to_outputs,) = grads
+        weight, outputs = ctx.saved_tensors
+        to_h = torch.zeros_like(outputs[:, 0])
+        steps: list[Tensor] = []
+        for t in reversed(range(to_outputs.shape[1])):
+            h = outputs[:, t + 1]
+            to_h = (to_h + to_outputs[:, t]) * ((1 - h * h) if ctx.tanh else h > 0)
+            steps.append(to_h)
+            to_h = torch.bmm(to_h, weight)
+        to_inputs = torch.stack(steps[::-1], 1)
+        to_weight = torch.bmm(to_inputs.flatten(1, 2).transpose(1, 2), outputs[:, :-1].flatten(1, 2))
+        return to_inputs, to_weight, None
 
 
 def _gates(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

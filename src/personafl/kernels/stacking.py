@@ -7,12 +7,11 @@ a batched matrix product and ordinary autograd are faster; a module made of anyt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from personafl.kernels import convolution
+from personafl.kernels.linear import linear
 from personafl.kernels.recurrent import LastStep, Lstm, WordVectors, stacked_lstm
 
 _ELEMENTWISE = (
@@ -54,34 +53,10 @@ def forward(module: nn.Module, params: Mapping[str, Tensor], x: Tensor, prefix: 
     if type(module) is nn.Unflatten:
         return x.unflatten(int(module.dim) + 1, module.unflattened_size)  # type: ignore[no-any-return]
     if type(module) is nn.Linear:
-        out = _linear(x.flatten(1, -2), params[f"{prefix}weight"], params.get(f"{prefix}bias"))
+        out = linear(x.flatten(1, -2), params[f"{prefix}weight"], params.get(f"{prefix}bias"))
         return out.view(x.shape[0], *x.shape[1:-1], out.shape[-1])
     if type(module) is Lstm:
-        return stacked_lstm(_linear, x, *(params[f"{prefix}{name}"] for name, _ in module.named_parameters()))
+        return stacked_lstm(linear, x, *(params[f"{prefix}{name}"] for name, _ in module.named_parameters()))
     if type(module) is nn.Flatten:
         return x.flatten(2)
     return module(x)  # type: ignore[no-any-return]
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Linear(torch.autograd.Function):
-    """Batched `x Wᵀ + b`. Its weight gradient comes out in W's own layout, which autograd's of bmm does not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        if bias is None:
-            return torch.bmm(x, weight.transpose(1, 2))
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        (g,) = grads
-        x, weight = ctx.saved_tensors
-        to_x = torch.bmm(g, weight) if ctx.needs_input_grad[0] else None
-        to_bias = g.sum(1) if ctx.needs_input_grad[2] else None
-        return to_x, torch.bmm(g.transpose(1, 2), x), to_bias

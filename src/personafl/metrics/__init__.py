@@ -35,6 +35,7 @@ from personafl.metrics.fairness import (
     jain_index,
 )
 from personafl.metrics.improvement import Improvement, improvement_of, quantum_of_improvement
+from personafl.metrics.measures import ACCURACY, LOSS, Measure
 from personafl.metrics.performance import (
     BestMean,
     Performance,
@@ -46,18 +47,21 @@ from personafl.metrics.performance import (
     quantile,
     standard_deviation,
     top_accuracy,
+    top_weights,
     weighted_accuracy,
     worst_accuracy,
 )
 from personafl.metrics.permutation import sign_flip, swap_test
+from personafl.metrics.ranking import area_under_curve, average_precision, by_label, concordance_index
 from personafl.metrics.significance import PairedTest, SeedMean, holm, mean_over_seeds, wilcoxon
 
 __all__ = [
-    "BestMean", "ClientMacroScores", "DetCurve", "Evenness", "Fairness", "Improvement", "MacroScores", "PairedTest",
-    "Performance", "SeedMean", "accuracies", "average_variance", "best_mean_accuracy", "client_calibration_errors",
-    "client_macro_scores", "cosine_similarity", "det_curve", "entropy", "equal_error_rate", "error_rates",
-    "expected_calibration_error", "fairness_of", "false_alarm_at", "holm", "improvement_of", "jain_index",
-    "macro_scores", "mean_accuracy", "mean_loss", "mean_over_seeds", "performance_of", "quantile",
+    "ACCURACY", "LOSS", "BestMean", "ClientMacroScores", "DetCurve", "Evenness", "Fairness", "Improvement",
+    "MacroScores", "Measure", "PairedTest", "Performance", "SeedMean", "accuracies", "area_under_curve",
+    "average_precision", "average_variance", "best_mean_accuracy", "by_label", "client_calibration_errors",
+    "client_macro_scores", "concordance_index", "cosine_similarity", "det_curve", "entropy", "equal_error_rate",
+    "error_rates", "expected_calibration_error", "fairness_of", "false_alarm_at", "holm", "improvement_of",
+    "jain_index", "macro_scores", "mean_accuracy", "mean_loss", "mean_over_seeds", "performance_of", "quantile",
     "quantum_of_improvement", "relative_false_alarm", "sign_flip", "standard_deviation", "swap_test",
-    "top_accuracy", "weighted_accuracy", "wilcoxon", "worst_accuracy",
+    "top_accuracy", "top_weights", "weighted_accuracy", "wilcoxon", "worst_accuracy",
 ]  # fmt: skip

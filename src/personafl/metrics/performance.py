@@ -170,14 +170,26 @@ def top_accuracy(correct: ArrayLike, n_test: ArrayLike, n_train: ArrayLike, shar
     measured = (n > 0) & ~np.isnan(hits)
     if np.isnan(size[measured]).any():
         raise DataError("n_train is not known for every client that has test data; give a number for each")
-    hits, n, size = hits[measured], n[measured], size[measured]
-    places = share_of(len(n), share)
+    hits, n = hits[measured], n[measured]
+    weight = top_weights(size[measured], share)
+    return float((weight * hits).sum() / (weight * n).sum()) if len(n) else np.nan
+
+
+def top_weights(n_train: ArrayLike, share: float = 0.1) -> Floats:
+    """By how much each client is among the ⌈share · M⌉ with most training samples: 1, 0, or a fraction at a tie.
+
+    Examples
+    --------
+    >>> top_weights([100, 50, 50], share=0.5)
+    array([1. , 0.5, 0.5])
+    """
+    size = numbers(n_train, "n_train")
+    places = share_of(len(size), share)
     if not places:
-        return np.nan
+        return np.zeros(0)
     last_place = np.partition(size, -places)[-places]
     above, tied = size > last_place, size == last_place
-    weight = above + tied * ((places - above.sum()) / tied.sum())
-    return float((weight * hits).sum() / (weight * n).sum())
+    return np.asarray(above + tied * ((places - above.sum()) / tied.sum()), np.float64)
 
 
 def worst_accuracy(accuracy: ArrayLike, share: float = 0.1) -> float:

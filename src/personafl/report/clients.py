@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from personafl.metrics.measures import Measure
 from personafl.report.numbers import rounded
 from personafl.runs.run import Run
-from personafl.study.judgement import floats
+from personafl.study.values import floats
+from personafl.training.evaluation import WHO
 
 MOST_VALUES = 150_000
 """Clients × runs beyond which only every so-many-th client is shown, so that a page stays small."""
@@ -19,8 +21,7 @@ MOST_COLUMNS = 240
 """Columns of the picture of classes; more clients share them."""
 _COMMON = {
     *("client", "group", "round", "n_train", "n_val", "n_test", "steps", "gradients", "activations", "failures"),
-    *(f"{who}{split}_{what}" for who in ("personal", "global") for split in ("", "_val")
-      for what in ("accuracy", "correct", "loss")),
+    *(f"{who}_{what}" for who in WHO for what in ("accuracy", "correct", "loss")),
 }  # fmt: skip
 _SAID_OTHERWISE = {"sigma0_2", "posterior_variance"}  # equal for all, and σ² divided by GAIN
 Ints = NDArray[np.int64]
@@ -131,17 +132,20 @@ class _Federation:
         }
 
 
-def client_values(run: Run, kept: Ints) -> dict[str, Any]:
-    """Each client's accuracy (or loss, without one) with its personalized and the global model, and what the algorithm
+def client_values(run: Run, kept: Ints, measure: Measure) -> dict[str, Any]:
+    """Each client's value with its personalized and the global model, its other metrics, and what the algorithm
     reports of it."""
     table = run.clients()
-    measure = "accuracy" if "personal_accuracy" in table.column_names else "loss"
+    known_otherwise = _COMMON | _SAID_OTHERWISE
+    known_otherwise |= {f"{who}_{m.name}" for who in WHO for m in run.measures} - {
+        f"personal_{m.name}" for m in run.measures if m.name not in (measure.name, "accuracy")
+    }
     out: dict[str, Any] = {"columns": {}}
     for who in ("personal", "global"):
-        name = f"{who}_{measure}"
+        name = f"{who}_{measure.name}"
         known = name in table.column_names and table.column(name).null_count < len(table)
         out[who] = rounded(floats(table, name)[kept]) if known else None
-    own = [name for name in table.column_names if name not in _COMMON | _SAID_OTHERWISE]
+    own = [name for name in table.column_names if name not in known_otherwise]
     if "gain" in own:
         own.append("steps")  # Self-FL decides it
     for name in own:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from personafl.errors import PersonaflError
+from personafl.metrics.measures import LOSS, Measure
 from personafl.report.clients import Federations, client_values
 from personafl.report.methods import collaboration, detection, distillation, uncertainty
 from personafl.report.numbers import rounded
@@ -24,6 +25,7 @@ from personafl.runs.run import Run
 from personafl.study.columns import NO_CONTEST
 from personafl.study.judgement import Judgement, judge, rows_of
 from personafl.study.tables import caption, json_values
+from personafl.study.values import common_measures
 from personafl.study.words import TEST, against_the_majority, answer, work
 from personafl.version import __version__
 
@@ -56,7 +58,8 @@ def _made(found: Reported) -> dict[str, Any]:
         where = federations.add(run)
         runs.append({"method": list(found.methods).index(method), "seed": seed, "federation": where} | _state(run))
     judgement = judge(found.methods) if found.methods else None
-    accuracy = judgement is not None and judgement.primary == "accuracy"
+    first = LOSS if judgement is None else judgement.measure
+    shown = (*common_measures([run for _, _, run in found.runs]), LOSS) if found.runs else (LOSS,)
     federations.thin(len(runs))
     return {
         "title": found.title,
@@ -64,7 +67,8 @@ def _made(found: Reported) -> dict[str, Any]:
         "facts": facts(found),
         "again": again(found),
         "notes": _notes(found),
-        "measure": MEASURES["accuracy" if accuracy else "loss"],
+        "measure": _described(first),
+        "measures": {measure.name: _described(measure) for measure in shown},
         "methods": [
             {"name": m, "label": rows_of(m, list(r.values()))[-1].name,
              "algorithm": _first(r).manifest["algorithm"]["name"], "seeds": list(r),
@@ -74,10 +78,12 @@ def _made(found: Reported) -> dict[str, Any]:
         "runs": runs,
         "judgement": _judged(judgement, tuple(found.comparison.get("added", ()))) if judgement else None,
         "searches": found.comparison.get("searches", []),
-        "curves": [c for number, mine in enumerate(found.methods.values()) for c in curves(number, [*mine.values()])],
+        "curves": [
+            c for number, mine in enumerate(found.methods.values()) for c in curves(number, [*mine.values()], shown)
+        ],
         "federations": federations.tables(),
         "values": [
-            client_values(run, federations.kept(mine["federation"]))
+            client_values(run, federations.kept(mine["federation"]), first)
             for mine, (_, _, run) in zip(runs, found.runs, strict=True)
         ],
         "uncertainty": _each(found, uncertainty),
@@ -91,21 +97,23 @@ def _made(found: Reported) -> dict[str, Any]:
     }  # fmt: skip
 
 
-MEASURES = {
-    "accuracy": {"key": "accuracy", "title": "test accuracy", "unit": "%", "scale": 100, "digits": 1, "better": 1},
-    "loss": {"key": "loss", "title": "test loss", "unit": "", "scale": 1, "digits": 4, "better": -1},
-}
-"""What clients are compared by: the accuracy, and the loss where there is none."""
+def _described(measure: Measure) -> dict[str, Any]:
+    """What clients are compared by, for the page: `share` says that it is between 0 and 1."""
+    return {
+        "key": measure.name, "title": f"test {measure.label}", "label": measure.label, "unit": measure.unit,
+        "scale": measure.scale, "digits": max(measure.digits - 1, 1) if measure.unit == "%" else measure.digits,
+        "better": measure.better or 1, "share": bool((measure.low, measure.high) == (0, 1)),
+    }  # fmt: skip
 
 
-def curves(method: int, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Accuracy and loss of the personalized and the global model over rounds: mean, lowest and highest seed.
+def curves(method: int, runs: Sequence[Run], measures: Sequence[Measure]) -> list[dict[str, Any]]:
+    """Measures of the personalized and the global model over rounds: mean, lowest and highest seed.
 
     They are weighted by samples, as in rounds.jsonl. A round counts with the seeds that have been evaluated there.
     """
     made = []
     for who in ("personal", "global"):
-        for key in MEASURES:
+        for key in (measure.name for measure in measures):
             by_round: dict[int, list[float]] = {}
             for run in runs:
                 for record in run.rounds():

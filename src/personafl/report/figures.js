@@ -5,10 +5,11 @@ const nameOf = (i) => data.methods[i].name;
 const labelOf = (i, who = "personal") => (who === "global" ? `${nameOf(i)}, global model` : data.methods[i].label);
 const shown = (i) => !state.hidden.has(nameOf(i));
 const scaled = (v) => (known(v) ? v * data.measure.scale : null);
-const written = (v) => (known(v) ? `${fixed(v, data.measure.digits)}${data.measure.unit && " %"}` : "–");
+const written = (v) => (known(v) ? `${fixed(v, data.measure.digits)}${data.measure.unit && ` ${data.measure.unit}`}` : "–");
 const signed = (v) => (v > 0 ? "+" : "") + fixed(v, data.measure.digits);
 const axisTitle = () => data.measure.title + (data.measure.unit && `, ${data.measure.unit}`);
-const isAccuracy = () => data.measure.key === "accuracy";
+// Between 0 and 1, as the accuracy is.
+const isShare = () => data.measure.share;
 const wide = (host) => host.clientWidth > 560;
 
 function caption(id, ...sentences) {
@@ -41,7 +42,7 @@ const figures = {
       x: {
         make: (range) => linear(low < high ? padded([low, high], 0.06) : [low - 0.5, high + 0.5], range),
         title: axisTitle(),
-        format: (v) => fixed(v, low > 100 || high - low > 4 ? 0 : data.measure.digits),
+        format: (v) => fixed(v, low > 100 || high - low > 4 ? 0 : Math.min(data.measure.digits, high - low > 0.2 ? 2 : 4)),
       },
       y: { make: (range) => (k) => range[1] + (k + 0.5) * 32 },
       label: `${title} of each method: ${rows.map((r) => `${r.label} ${fixed(r.mean, digits)}`).join(", ")}`,
@@ -69,10 +70,9 @@ const figures = {
 
   curves(host) {
     const { measure, who } = state,
-      accuracy = measure === "accuracy",
+      { digits, label, scale, share, unit, better } = data.measures[measure],
       room = wide(host),
-      digits = accuracy ? 1 : 4,
-      at = (v) => (accuracy ? 100 * v : v);
+      at = (v) => v * scale;
     const lines = data.curves.filter(
       (c) => c.measure === measure && shown(c.method) && (who === "both" || c.who === who),
     );
@@ -81,15 +81,15 @@ const figures = {
     const f = frame(host, {
       height: room ? 400 : 300,
       right: room ? 120 : 14,
-      label: `${measure} on test data over rounds, ${plural(lines.length, "line")}`,
+      label: `${label} on test data over rounds, ${plural(lines.length, "line")}`,
       x: {
         make: (r) => linear(extent(lines.flatMap((c) => [c.rounds[0], c.rounds.at(-1)])), r, room ? 8 : 4),
         title: "round",
         format: whole,
       },
       y: {
-        make: logOrLinear(measure === "loss" && low > 0 && high > 8 * low, [low, high], 0.04),
-        title: `test ${measure}${accuracy ? ", %" : ""}`,
+        make: logOrLinear(!share && better < 0 && low > 0 && high > 8 * low, [low, high], 0.04),
+        title: `test ${label}${unit && `, ${unit}`}`,
       },
     });
     const ends = [];
@@ -112,7 +112,7 @@ const figures = {
       lines
         .map((c) => [c, c.rounds.indexOf(round)])
         .filter(([, k]) => k >= 0)
-        .sort(([a, j], [b, k]) => (accuracy ? b.mean[k] - a.mean[j] : a.mean[j] - b.mean[k]))
+        .sort(([a, j], [b, k]) => better * (b.mean[k] - a.mean[j]))
         .map(([c, k]) => [labelOf(c.method, c.who), fixed(at(c.mean[k]), digits) + range(c, k)]);
     const rounds = [...new Set(lines.flatMap((c) => c.rounds))].sort((a, b) => a - b);
     readout(

@@ -16,7 +16,7 @@ from personafl import metrics
 from personafl.report.numbers import rounded
 from personafl.runs.run import Run
 from personafl.study.differences import Floats
-from personafl.study.judgement import floats
+from personafl.study.values import floats
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 MOST_BLOCKS = 100

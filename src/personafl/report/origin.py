@@ -13,10 +13,11 @@ import tomli_w
 from personafl.report.runs import Reported
 from personafl.runs.run import Run
 from personafl.settings import Schedule
-from personafl.study.judgement import floats
+from personafl.study.values import floats
 
 _OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
-_SHARED = ("data", "partition", "splits", *(f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD))
+_OF_SCHEDULE = [f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD]
+_SHARED = ("data", "partition", "splits", "splitting", *_OF_SCHEDULE)
 
 
 def facts(found: Reported) -> list[dict[str, str]]:
@@ -26,6 +27,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("data", [_table(run.manifest.get("data")) for run in runs]),
         ("partition", [_table(run.manifest.get("partition")) for run in runs]),
         ("splits", [_splits(run.manifest.get("splits")) for run in runs]),
+        ("splitting", [_text(run.manifest.get("splitting")) for run in runs]),
         ("clients", [_resolved(run, "clients") for run in runs]),
         ("classes", [_resolved(run, "classes") for run in runs]),
         ("rounds", [_text(run.manifest.get("rounds")) for run in runs]),
@@ -33,6 +35,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("seeds", [_seeds(found)]),
         ("model", [_table(run.manifest.get("model")) for run in runs]),
         ("parameters", [_resolved(run, "parameters") for run in runs]),
+        ("task", [_table(run.manifest["resolved"].get("task")) for run in runs]),
         ("loss", [_resolved(run, "loss") for run in runs]),
         ("local training", [_table(run.manifest.get("local")) for run in runs]),
         ("privacy", _privacy(found)),

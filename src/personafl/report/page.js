@@ -179,7 +179,7 @@ function drawCurveMenus() {
   );
   menu(
     "curves-measure",
-    measures.map((m) => ({ key: m, name: m })),
+    measures.map((m) => ({ key: m, name: data.measures[m].label })),
     state.measure,
   );
 }

@@ -28,12 +28,12 @@ function lede() {
 function drawVerdicts() {
   const judged = data.judgement,
     alone = data.methods.length === 1,
-    unit = data.measure.unit && " %";
+    { key: first, label, unit } = data.measure;
   const column = (key) => judged.columns.find((c) => c.key === key);
   const score = (row, key) => {
     const c = column(key),
       r = metricOf(row, key);
-    return `${fixed(known(r.mean) ? r.mean * c.scale : null, c.digits)}${unit}${known(r.standard_error) ? ` ± ${fixed(r.standard_error * c.scale, c.digits)}` : ""}`;
+    return `${fixed(known(r.mean) ? r.mean * c.scale : null, c.digits)}${unit && ` ${unit}`}${known(r.standard_error) ? ` ± ${fixed(r.standard_error * c.scale, c.digits)}` : ""}`;
   };
   const card = (question, who, ...lines) =>
     el(
@@ -49,12 +49,11 @@ function drawVerdicts() {
   byId("verdicts").classList.toggle("row", alone);
   if (alone) {
     const titles = {
-      accuracy: "Accuracy",
+      [first]: sentence(label),
       worst_10: "Worst tenth of the clients",
-      global_accuracy: "Global model",
-      loss: "Loss",
+      [`global_${first}`]: "Global model",
     };
-    const keys = data.measure.key === "accuracy" ? ["accuracy", "worst_10", "global_accuracy"] : ["loss"],
+    const keys = Object.keys(titles),
       own = judged.rows.find((row) => row.model === "personal");
     byId("verdicts").replaceChildren(
       ...keys.filter(column).map((key) => card(titles[key], score(own, key), `${sentence(column(key).about)}.`)),
@@ -69,7 +68,7 @@ function drawVerdicts() {
       ...judged.majority,
     ),
   ];
-  if (data.measure.key === "accuracy")
+  if (judged.columns.some((c) => c.key === "pui"))
     for (const [question, verdict] of [
       ["Best performance, by most measures", judged.best_performance],
       ["Fairest, by most measures", judged.fairest],
@@ -219,7 +218,8 @@ function drawOrigin() {
             ["method", "settings", "score", "seconds of training", ""],
             data.searches.flatMap((s) =>
               s.trials.map((t) => {
-                const accuracy = s.measure.endsWith("accuracy"),
+                const key = s.measure.split("_").slice(2).join("_"),
+                  { label, scale, unit, better } = data.measures[key] ?? data.measure,
                   same = JSON.stringify(t.settings) === JSON.stringify(s.chosen);
                 return el(
                   "tr",
@@ -230,9 +230,7 @@ function drawOrigin() {
                     "td",
                     {},
                     known(t.score)
-                      ? accuracy
-                        ? `${fixed(100 * t.score, 2)} % validation accuracy`
-                        : `${fixed(-t.score, 4)} validation loss`
+                      ? `${fixed(better * scale * t.score, unit ? 2 : 4)}${unit && ` ${unit}`} validation ${label}`
                       : "failed",
                   ),
                   el("td", {}, fixed(t.seconds, 1)),

@@ -15,10 +15,11 @@ function spreads() {
 Object.assign(figures, {
   histogram(host) {
     const rows = spreads(),
-      accuracy = isAccuracy(),
+      share = isShare(),
+      full = data.measure.scale,
       sorted = rows.flatMap((r) => r.values).sort((a, b) => a - b);
     const most = sorted.length > 20 ? quantile(sorted, 0.98) : extent(sorted)[1], // a few large losses would squeeze the rest
-      [low, high] = accuracy ? [Math.floor((sorted[0] ?? 0) / 10) * 10, 100] : [extent(sorted)[0], most];
+      [low, high] = share ? [Math.floor((sorted[0] ?? 0) / (full / 10)) * (full / 10), full] : [extent(sorted)[0], most];
     const bins = 20,
       height = 46,
       place = (v) => Math.min(bins - 1, Math.floor(((v - low) / (high - low || 1)) * bins)),
@@ -52,7 +53,7 @@ Object.assign(figures, {
         title: `${labelOf(i)}: ${plural(c, "client")}`,
         rows: () => [
           ["from", written(edge(b))],
-          ["to", b === bins - 1 && !accuracy ? "more" : written(edge(b + 1))],
+          ["to", b === bins - 1 && !share ? "more" : written(edge(b + 1))],
           ["share", `${fixed((100 * c) / values.length, 1)} %`],
         ],
       }));
@@ -61,15 +62,15 @@ Object.assign(figures, {
     caption(
       "histogram",
       `Each client’s ${data.measure.title} with its personalized model, at the last evaluation, clients of all seeds. Dotted: the median.`,
-      !accuracy && "The last bar holds everything beyond.",
+      !share && "The last bar holds everything beyond.",
       thinned(),
     );
   },
 
   cdf(host) {
     const rows = spreads(),
-      accuracy = isAccuracy(),
-      [low, high] = extent(rows.flatMap((r) => [r.values[0], accuracy ? 100 : quantile(r.values, 0.98)]));
+      share = isShare(),
+      [low, high] = extent(rows.flatMap((r) => [r.values[0], share ? data.measure.scale : quantile(r.values, 0.98)]));
     const f = frame(host, {
       height: Math.max(260, 54 + rows.length * 46),
       label: `Empirical distribution over clients for ${plural(rows.length, "method")}`,
@@ -88,7 +89,7 @@ Object.assign(figures, {
       f.front.append(line(i, points), ...marked);
     }
     const steps = 60,
-      share = (values, x) => {
+      portion = (values, x) => {
         const above = values.findIndex((v) => v > x + 1e-9);
         return `${fixed((100 * (above < 0 ? values.length : above)) / values.length, 1)} %`;
       };
@@ -99,32 +100,32 @@ Object.assign(figures, {
         return {
           x: f.x(x),
           title: `at most ${written(x)}`,
-          rows: () => rows.map((r) => [labelOf(r.i), share(r.values, x)]),
+          rows: () => rows.map((r) => [labelOf(r.i), portion(r.values, x)]),
         };
       }),
       true,
     );
     caption(
       "cdf",
-      `A line further ${accuracy ? "right" : "left"} serves its clients better; how early it rises tells how many are left behind. Markers: 10, 50 and 90 % of the clients.`,
+      `A line further ${data.measure.better > 0 ? "right" : "left"} serves its clients better; how early it rises tells how many are left behind. Markers: 10, 50 and 90 % of the clients.`,
     );
   },
 
   scatter(host) {
     const [from, to] = [state.pairX, state.pairY].map((key) => pairOptions().find((o) => o.key === key)),
       better = data.measure.better,
-      accuracy = isAccuracy(),
+      share = isShare(),
       points = clientPairs(from, to);
     const sorted = points.flatMap((p) => [p.a, p.b]).sort((a, b) => a - b),
       [low, high] = extent(sorted);
-    const useLog = !accuracy && low > 0 && high > 50 * quantile(sorted, 0.5);
+    const useLog = !share && low > 0 && high > 50 * quantile(sorted, 0.5);
     const pad = (high - low) * 0.03 || 0.5;
     const domain = !sorted.length
       ? [0, 1]
       : useLog
         ? [low, high]
-        : accuracy
-          ? [Math.max(low - pad, -2), 102]
+        : share
+          ? [Math.max(low - pad, -0.02 * data.measure.scale), 1.02 * data.measure.scale]
           : [low - pad, high + pad];
     const make = (r) => (useLog ? logarithmic(domain, r) : linear(domain, r, 5));
     const f = frame(host, {
@@ -151,7 +152,7 @@ Object.assign(figures, {
       );
     const [above, below] = (better > 0 ? [to, from] : [from, to]).map((o) => `better with ${short(o.name, 22)}`);
     f.front.append(
-      words(f.left + 10, f.top + (accuracy ? 32 : 14), "start", above, { class: "halo" }),
+      words(f.left + 10, f.top + (share ? 32 : 14), "start", above, { class: "halo" }),
       words(f.end - 8, f.floor - 12, "end", below, { class: "halo" }),
     );
     drawMoved(points, from, to);

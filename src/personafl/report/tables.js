@@ -1,10 +1,10 @@
 // The tables: the judgement, and every client, sortable and searchable.
 
-const GROUPS = [
-  ["Performance", ["accuracy", "mean_accuracy", "sd", "worst_10", "top_10", "global_accuracy", "bmta"]],
+const groups = (first = data.measure.key) => [
+  ["Performance", [first, `mean_${first}`, "sd", "worst_10", "top_10", `global_${first}`, "bmta"]],
   ["Improvement over training alone and FedAvg", ["pui", "pud", "api", "mpi", "apd", "mpd"]],
   ["Fairness among the improved clients", ["av", "cs", "entropy", "ji"]],
-  ["Loss and calibration", ["loss", "f1", "ece"]],
+  ["Other metrics, loss and calibration", Object.keys(data.measures).concat("loss", "f1", "ece").filter((k) => k !== first)],
   ["Work and cost", ["steps", "gradients", "megabytes", "seconds"]],
 ];
 
@@ -69,14 +69,15 @@ function drawNumbers() {
       ? `${judged.caption} ▸ and bold: the best mean of a column.`
       : `${sentence(judged.measured)}.`;
   byId("tables").replaceChildren(
-    ...GROUPS.map(([title, keys]) => [title, judged.columns.filter((c) => keys.includes(c.key))])
+    ...groups().map(([title, keys]) => [title, judged.columns.filter((c) => keys.includes(c.key))])
       .filter(([, columns]) => columns.length)
       .map(([title, columns]) => metricTable(title, columns)),
   );
   const place = byId("differences");
   place.replaceChildren();
   if (!judged.differences.length) return;
-  const percent = data.measure.key === "accuracy",
+  const { label, unit, better } = data.measure,
+    percent = unit === "%",
     p = (v) => (!known(v) ? "–" : v < 0.0001 ? "< 0.0001" : v.toFixed(4));
   place.append(
     el(
@@ -87,7 +88,7 @@ function drawNumbers() {
         "Against the first",
         [
           "method",
-          percent ? "difference, points" : "difference of −loss",
+          percent ? "difference, points" : `difference of ${better > 0 ? "" : "−"}${label}`,
           "p",
           "p, corrected",
           el("th", { scope: "col", class: "text" }, "in words"),
@@ -150,7 +151,7 @@ function clientColumns() {
     if (values.personal)
       columns.push({
         key: `p ${nameOf(run.method)}`,
-        title: `${labelOf(run.method)}${data.measure.unit && " %"}`,
+        title: `${labelOf(run.method)}${data.measure.unit && ` ${data.measure.unit}`}`,
         values: values.personal.map(scaled),
         write: (v) => fixed(v, data.measure.digits),
       });

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from personafl.errors import ConfigError, DataError, RunError
+from personafl.federation.missing import VALUE
+from personafl.federation.ragged import MASK
 from personafl.files import disk_errors, write_atomically, write_tensors, write_text
-from personafl.runs.run import Run
+from personafl.inputs import Inputs, parts, read_shape, whole
+from personafl.runs.run import NOT_FINISHED, Run
+from personafl.tasks import TASKS, LearningTask
 
 Format = Literal["safetensors", "torch", "onnx"]
 """safetensors: the weights; torch: a program that runs without the model's code; onnx: the same for other runtimes."""
@@ -49,8 +53,9 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     if "onnx" in formats and (lacking := [p for p in ("onnx", "onnxscript") if not importlib.util.find_spec(p)]):
         raise ConfigError(f"--format onnx needs the package {lacking[0]}: pip install 'personafl[onnx]'")
     if not run.complete:
-        raise RunError(f"{run.path} has no models yet: the run is not finished; continue it with --resume")
+        raise RunError(f"{run.path} has no models yet: {NOT_FINISHED}")
     rows = {row["client"]: row for row in run.clients().to_pylist()}
+    clients = [str(client) for client in clients]
     if unknown := [client for client in clients if client not in rows]:
         raise DataError(f"{run.path} has no client {unknown[0]!r}; the first are {', '.join(list(rows)[:3])}")
     targets = {c: {f: folder / f"{file_name(c)}{SUFFIX[f]}" for f in formats} for c in clients}
@@ -71,6 +76,15 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     return [path for each in targets.values() for path in each.values()]
 
 
+def _output(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The shape of what a model puts out, and what it means; a run of an earlier version does not name its task."""
+    usual = "classification" if resolved.get("classes") else "regression"
+    name = resolved.get("task", {}).get("name", usual)
+    kind = TASKS.get(name, LearningTask)
+    axes = [resolved["outputs"] if axis == "outputs" else axis for axis in kind.output_axes]
+    return {"shape": ["batch", *axes], "meaning": kind.gives}
+
+
 def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
     """What a model is, what it expects and gives, how it was made and how good it was."""
     manifest, resolved = run.manifest, run.manifest["resolved"]
@@ -81,14 +95,9 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
         "files": files,
         "model": manifest["model"],
         "parameters": resolved["parameters"],
-        "input": {"shape": ["batch", *resolved["input_shape"]], "dtype": resolved["input_dtype"]},
+        "input": _input(resolved),
         "normalization": _normalization(run),
-        "output": {
-            "shape": ["batch", resolved["outputs"]],
-            "meaning": "one unnormalized log-probability for each class"
-            if resolved.get("classes")
-            else "predicted values",
-        },
+        "output": _output(resolved),
         "classes": resolved.get("labels") or list(range(resolved.get("classes") or 0)) or None,
         "training": {
             "algorithm": manifest["algorithm"],
@@ -101,7 +110,7 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
             "versions": manifest["versions"],
         },
         "measured": {
-            "on": "this client's own data; personal_correct and personal_loss on its test samples",
+            "on": "this client's own data; personal_loss and the personal values of metrics on its test samples",
             **measured,
         },
     }
@@ -109,8 +118,20 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
 
 def _normalization(run: Run) -> dict[str, Any] | None:
     """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
-    if {"mean", "std"} <= run.constants.keys():
-        return {"how": "(x - mean) / std", **{name: run.constants[name].tolist() for name in ("mean", "std")}}
+    constants, shapes = run.constants, run.manifest["resolved"]["input_shape"]
+    of = " of each input" if isinstance(shapes, Mapping) else ""
+    if any(name.startswith(VALUE) for name in constants):
+        how = (
+            f"missing values become missing_value{of}; then for each feature in missing_indicator{of} comes one that "
+            "is 1 where it was missing and else 0"
+            + ("; then (x - mean) / std" + of if any(name.startswith("mean") for name in constants) else "")
+        )
+        return {"how": how, **{name: value.tolist() for name, value in constants.items()}}
+    if {"mean", "std"} <= constants.keys():
+        return {"how": "(x - mean) / std", **{name: constants[name].tolist() for name in ("mean", "std")}}
+    if of and (scaled := [name for name in shapes if f"mean_{name}" in constants]):
+        numbers = {what: {n: constants[f"{what}_{n}"].tolist() for n in scaled} for what in ("mean", "std")}
+        return {"how": "(x - mean) / std of each of these inputs; padding stays 0", **numbers}
     how = run.manifest.get("data", {}).get("normalize")
     return None if how in (None, "none") else {"how": f"normalize = {how!r} of data {run.manifest['data']['name']!r}"}
 
@@ -125,21 +146,46 @@ def file_name(client: str) -> str:
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
 
-def _example(run: Run) -> Tensor:
-    """Two samples of zeros: a program exported with one would take its batch size for a constant."""
+def _input(resolved: dict[str, Any]) -> dict[str, Any]:
+    """Shape and type of the input, or of each input by its name."""
+    shape, dtype = resolved["input_shape"], resolved["input_dtype"]
+    if not isinstance(shape, Mapping):
+        return {"shape": ["batch", *shape], "dtype": dtype}
+    return {name: {"shape": ["batch", *each], "dtype": dtype[name]} for name, each in shape.items()}
+
+
+def _example(run: Run) -> Inputs:
+    """Two samples: a program exported with one would take its batch size for a constant.
+
+    Zeros, but for masks: a sample of which nothing is real would divide by zero.
+    """
     resolved = run.manifest["resolved"]
-    return torch.zeros((2, *resolved["input_shape"]), dtype=getattr(torch, resolved["input_dtype"]))
+    shapes, dtypes = parts(read_shape(resolved["input_shape"])), parts(resolved["input_dtype"])
+    return whole(
+        {
+            name: (torch.ones if name.endswith(MASK) else torch.zeros)((2, *shape), dtype=getattr(torch, dtypes[name]))
+            for name, shape in shapes.items()
+        }
+    )
 
 
-def _write_safetensors(module: nn.Module, example: Tensor, path: Path) -> None:
+def _called(example: Inputs) -> dict[str, Any]:
+    """How torch's exporters are told what the module takes: by place, or by name; any number of samples."""
+    batch = {0: torch.export.Dim("batch")}
+    if isinstance(example, dict):
+        return {"args": (), "kwargs": example, "dynamic_shapes": dict.fromkeys(example, batch)}
+    return {"args": (example,), "dynamic_shapes": (batch,)}
+
+
+def _write_safetensors(module: nn.Module, example: Inputs, path: Path) -> None:
     write_tensors(path, {name: value.clone() for name, value in module.state_dict().items()}, {"format": "pt"}, False)
 
 
-def _program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False)
+def _program(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
+    return torch.export.export(module, **_called(example), strict=False)
 
 
-def _write_torch(module: nn.Module, example: Tensor, path: Path) -> None:
+def _write_torch(module: nn.Module, example: Inputs, path: Path) -> None:
     program = _program(module, example)
 
     def write(to: Path) -> None:
@@ -149,11 +195,11 @@ def _write_torch(module: nn.Module, example: Tensor, path: Path) -> None:
     write_atomically(path, write, private=False)
 
 
-def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
+def _write_onnx(module: nn.Module, example: Inputs, path: Path) -> None:
+    names = list(example) if isinstance(example, dict) else ["x"]
     made = torch.onnx.export(
-        module, (example,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), input_names=["x"],
-        output_names=["outputs"], verbose=False,
-    )  # fmt: skip
+        module, **_called(example), dynamo=True, input_names=names, output_names=["outputs"], verbose=False
+    )
     if made is None:
         raise RunError(f"torch could not make an ONNX model for {path}")
     write_atomically(path, lambda to: made.save(str(to)), private=False)

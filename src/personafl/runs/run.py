@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +22,24 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
+from personafl.inputs import Inputs, read_shape
 from personafl.kernels.task import LOSSES, Task
+from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
 from personafl.registry import Registry, checked, choose_known
+from personafl.runs.modules import check_fits, how_to_give
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
-from personafl.training.newcomers import newcomer_federation, personalize_newcomers
+from personafl.tasks import TASKS, LearningTask, OwnTask
+from personafl.training.arguments import algorithm_of, check_model
+from personafl.training.evaluation import WHO
+from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
+
+NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
+_NO_SCORE = "nothing was scored: no client has test samples; give splits with a share for test"
+
+log = logging.getLogger("personafl")
 
 
 class Run:
@@ -51,11 +63,31 @@ class Run:
         task: Task | None = None,
         temporary: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
+        if module is not None:
+            check_model(module)
         self.folder = RunFolder(Path(path))
         self.path = self.folder.path
         self.manifest: dict[str, Any] = self.folder.manifest()
-        self._module, self._algorithm, self._task = module, algorithm, task
+        self._module, self._task = module, task
+        self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
+        self._told = False  # that nothing was scored
+
+    def __repr__(self) -> str:
+        done, wanted = len(self.rounds()), self.manifest["rounds"]
+        name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
+        last = self._evaluation()
+        shown = [f"{who}_{name}" for who in ("personal", "global") for name in (self.measures[0].name, "loss")]
+        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if key in last)
+        score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
+        kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
+        then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
+        return "\n".join([
+            f"Run of {name}: {done} of {wanted} rounds, {clients} clients, seed {self.manifest['seed']}",
+            f"  score   {score}",
+            f"  folder  {self.path}{kept}",
+            f"  next    {then}",
+        ])  # fmt: skip
 
     # --- tables ----------------------------------------------------------------------------------------------
 
@@ -64,7 +96,7 @@ class Run:
         return self.folder.rounds()
 
     def clients(self, round: int | None = None) -> pa.Table:
-        """A row for each client: sizes, accuracies, steps and what the algorithm reports.
+        """A row for each client: sizes, its values of metrics, steps and what the algorithm reports.
 
         Parameters
         ----------
@@ -89,16 +121,50 @@ class Run:
 
     @property
     def score(self) -> dict[str, float]:
-        """The last evaluation in one number each: accuracies weighted by samples, mean losses.
+        """The last evaluation in one number each, over all samples: metrics and losses, see `measures`.
 
         What nobody has data for is left out.
         """
-        for record in reversed(self.rounds()):
-            found = {k: v for k, v in record.items() if k.endswith(("_accuracy", "_loss"))}
-            if found:
-                return found
-        self.folder.clients()  # raises where nothing was evaluated yet
-        return {}
+        found = self._scores(self._evaluation())
+        if not found:
+            self.folder.clients()  # raises where nothing was evaluated yet
+        if not _on_test_data(found) and not self._told:
+            log.warning("%s: %s", self.path, _NO_SCORE)
+            self._told = True
+        return found
+
+    def _evaluation(self) -> dict[str, Any]:
+        """The last record of a round that has scores."""
+        return next((record for record in reversed(self.rounds()) if self._scores(record)), {})
+
+    def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
+        names = ("accuracy", "loss", *(measure.name for measure in self.measures))
+        wanted = {f"{who}_{name}" for who in WHO for name in names}
+        return {key: value for key, value in record.items() if key in wanted}
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What models of this run are compared by, the first one first; a run of an earlier version has the accuracy.
+
+        The columns of `clients` and the keys of `score` are these names, behind `personal_` and `global_`.
+        """
+        if "metrics" not in self.manifest.get("resolved", {}):
+            return (ACCURACY,) if self._counts_right_answers() else ()
+        try:
+            return measures_in(self.manifest)
+        except (ConfigError, ValueError, TypeError) as error:
+            raise RunError(f"{self.path}/run.toml: resolved.metrics cannot be read: {error}") from error
+
+    def _counts_right_answers(self) -> bool:
+        try:
+            return "personal_correct" in self.folder.clients().column_names
+        except RunError:  # nothing was evaluated yet
+            return False
+
+    @property
+    def primary(self) -> Measure:
+        """The measure that ranks."""
+        return ranking(self.measures)
 
     @property
     def seconds(self) -> float:
@@ -107,18 +173,20 @@ class Run:
 
     # --- models ----------------------------------------------------------------------------------------------
 
-    def personal(self, client: str) -> nn.Module:
+    def personal(self, client: str | int) -> nn.Module:
         """The personalized model of a client, as an ordinary module in evaluation mode.
 
+        An integer stands for the id that is written like it.
         In a large federation (see `Schedule.models_mb`) clients that were never active share one.
         """
+        client = str(client)
         with self._models("personal") as file:
             ids = json.loads(file.metadata()["clients"])
             if client not in ids:
                 return self._other(client, ids)
             row = ids.index(client)
-            state = {name: file.get_slice(name)[row] for name in self.task.names}
-        return self.task.module(self.task.vector(state))
+            state = {name: file.get_slice(name)[row] for name in list(file.keys())}
+        return self.task.module_of(state)
 
     def _other(self, client: str, ids: list[str]) -> nn.Module:
         """The model of a client that models/personal.safetensors leaves out."""
@@ -133,32 +201,44 @@ class Run:
                 "personalize, or run with a larger models_mb"
             )
         with self._models("others") as file:
-            state = {name: file.get_tensor(name) for name in self.task.names}
-        return self.task.module(self.task.vector(state))
+            state = {name: file.get_tensor(name) for name in list(file.keys())}
+        return self.task.module_of(state)
 
     def global_model(self) -> nn.Module:
         """The model that serves everybody, where the algorithm has one."""
         if not (self.folder.models / "global.safetensors").exists() and self.complete:
             raise RunError(f"{self.manifest['algorithm']['name']} has no global model")
         with self._models("global") as file:
-            state = {name: file.get_tensor(name) for name in self.task.names}
-        return self.task.module(self.task.vector(state))
+            state = {name: file.get_tensor(name) for name in list(file.keys())}
+        return self.task.module_of(state)
 
-    def personalize(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> nn.Module:
+    def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
 
         The newcomer receives what the server would send now, trains as the algorithm's `newcomer` rule says, and
         nothing of the run is changed.
+
+        Parameters
+        ----------
+        x, y
+            Arrays as the federation was made of: one, several by name, or lists of samples of unequal length.
         """
-        federation = self.newcomers({"newcomer": (_array(x), _array(y))})
+        federation = self.newcomers({"newcomer": (x, y)})
         return self.task.module(self.personalize_all(federation)[0])
+
+    def features(self, x: Any) -> Inputs:
+        """Samples as the models want them: filled in and standardized, where the run's data was.
+
+        `run.personal(client)(run.features(x))` are a model's outputs for samples as they were measured.
+        """
+        return features_as(x, self.manifest["resolved"], self.constants)
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         """The data of newcomers {id: (x, y)}, checked against the model of the run."""
         return newcomer_federation(data, self.algorithm, self.manifest["resolved"], self.constants)
 
     def personalize_all(self, federation: Federation) -> Tensor:
-        """As `personalize`, for all newcomers of a federation: a parameter vector for each, (K, P)."""
+        """As `personalize`, for all newcomers of a federation: a vector for each, as `Task.module` takes it."""
         found = checkpoint.latest(self.folder.checkpoints, clients=False)
         if found is None:
             raise RunError(f"{self.path} has no checkpoint yet: nothing to personalize from")
@@ -187,11 +267,11 @@ class Run:
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
-            found: Algorithm = self._known("algorithm", "algorithm", ALGORITHMS)
+            found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
         return self._algorithm
 
-    def _known(self, kind: str, argument: str, registry: Registry) -> Any:
+    def _known(self, kind: str, registry: Registry) -> Any:
         """What run.toml says of an algorithm or a model, where its name is known here. Nothing else is imported."""
         table = self.manifest.get(kind)
         if isinstance(table, Mapping):
@@ -199,9 +279,8 @@ class Run:
         try:
             return choose_known(kind, table, registry)
         except ConfigError as error:
-            raise RunError(
-                f"{self.path}: {error}. From Python, give it: load_run({str(self.path)!r}, {argument}=…)"
-            ) from error
+            give = how_to_give(self.manifest, self.path) if kind == "model" else f"load_run(…, {kind}=…) in Python"
+            raise RunError(f"{self.path}: {error}. Give it: {give}") from error
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -222,27 +301,52 @@ class Run:
             if module is None:
                 described = self.manifest.get("model", {})
                 if "class" in described and "name" not in described:  # it was made in Python
-                    raise RunError(f"{self.path} trained a {described['class']}: give it as module=…")
-                model = self._known("model", "module", MODELS)
+                    give = how_to_give(self.manifest, self.path)
+                    raise RunError(f"{self.path} trained a {described['class']}: give it, {give}")
+                model = self._known("model", MODELS)
                 module = initialize(
-                    model, resolved["input_shape"], resolved["outputs"], int(self.manifest["seed"]), self.constants
+                    model,
+                    read_shape(resolved["input_shape"]),
+                    resolved["outputs"],
+                    int(self.manifest["seed"]),
+                    self.constants,
                 )
-            self._task = Task(module, resolved["loss"] if resolved["loss"] in LOSSES else _unknown_loss)
+            self._task = Task(module, self._kind())
         return self._task
+
+    def _kind(self) -> LearningTask:
+        """The task as run.toml has it; of a loss of somebody's own only the name is known."""
+        resolved = self.manifest["resolved"]
+        loss = resolved["loss"]
+        if "task" not in resolved or resolved["task"].get("name") == "own":
+            return LOSSES[loss]() if loss in LOSSES else OwnTask(own_loss=_unknown_loss)
+        found: LearningTask = choose_known("task", resolved["task"], TASKS)
+        return found.with_own(_unknown_loss) if loss == "custom" else found
 
     def _models(self, name: str) -> Any:
         path = self.folder.models / f"{name}.safetensors"
         if not path.exists() and name == "personal" and self.complete:
             raise RunError(f"the personalized models of {self.path} are at the sites: models/{path.name} of each")
         if not path.exists():
-            raise RunError(f"{self.path} has no models yet: the run is not finished; continue it with --resume")
+            raise RunError(f"{self.path} has no models yet: {NOT_FINISHED}")
         self.folder.check_intact(f"models/{path.name}")
         return safe_open(path, "pt")
 
 
 def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
-    """Open a run folder. Nothing in it is executed."""
-    return Run(path, module, algorithm)
+    """Open a run folder. Nothing in it is executed.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    module, algorithm
+        What a run had that is not one of personafl's own. A module's parameters are compared with those of the run.
+    """
+    run = Run(path, module, algorithm)
+    if module is not None:
+        check_fits(module, run.folder, run.manifest)
+    return run
 
 
 load = load_run
@@ -253,5 +357,5 @@ def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
     raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
 
 
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value
+def _on_test_data(scores: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in scores.items() if "_val_" not in key and "_held_" not in key}

@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 
 from personafl.errors import ConfigError
 from personafl.files import disk_errors
+from personafl.metrics.measures import Measure, measures_in, ranking
 from personafl.states import State
 from personafl.storage.folder import flat
+from personafl.tasks.base import column_of
+from personafl.training.evaluation import WHO
 from personafl.training.events import Listener
 
 log = logging.getLogger("personafl")
@@ -34,8 +37,8 @@ _MAY_CHANGE = (
     "created", "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "resolved", "versions",
 )  # fmt: skip
 # The same bins for every evaluation, so that one can be laid over the other.
-_ACCURACY_BINS = np.linspace(0, 1, 21)
-_LOSS_BINS = 30
+_SHARE_BINS = np.linspace(0, 1, 21)
+_BINS = 30
 _NAMES_SHOWN = 50
 
 
@@ -70,6 +73,7 @@ class TensorBoard(Listener):
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
         self._around, self._round = sys.exception(), round
+        self._measure = ranking(measures_in(manifest))
         settings = "\n".join(f"    {key} = {value}" for key, value in _texts(manifest).items())
         with disk_errors(self.folder, "writing"):
             # TensorBoard drops what came from this step on, which is what a resumed run makes again.
@@ -79,7 +83,7 @@ class TensorBoard(Listener):
 
     def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
         with disk_errors(self.folder, "writing"):
-            for name, (values, bins) in _spreads(clients).items():
+            for name, (values, bins) in _spreads(clients, self._measure).items():
                 self._writer.add_histogram(f"clients/{name}", values, round, bins=bins)
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
@@ -207,28 +211,33 @@ def scalars(record: dict[str, Any], seconds: dict[str, float]) -> dict[str, floa
     """
     out: dict[str, float] = {}
     for key, value in record.items():
-        who, _, what = key.rpartition("_")
         if key == "round" or not isinstance(value, int | float):
             continue
-        group = "traffic" if who == "bytes" else "training"
-        out[f"{what}/{who}" if what in ("accuracy", "loss") and who else f"{group}/{key}"] = value
+        group = "traffic" if key.startswith("bytes_") else "training"
+        measured = _measured(key)
+        out["/".join(measured) if measured else f"{group}/{key}"] = value
     out["training/failed"] = len(record["failed"])
     return out | {f"seconds/{part}": value for part, value in seconds.items()}
 
 
-def _spreads(clients: pa.Table) -> dict[str, tuple[NDArray[np.float64], Any]]:
-    """Accuracies of all clients that have any, or losses where accuracy is not measured, with their bins."""
+def _measured(key: str) -> tuple[str, str] | None:
+    """What a key of a record measures, and of whose model: ("rmse", "personal_val")."""
+    found = [(key.removeprefix(f"{who}_"), who) for who in WHO if key.startswith(f"{who}_")]
+    return min(found, key=lambda pair: len(pair[0]), default=None)
+
+
+def _spreads(clients: pa.Table, measure: Measure) -> dict[str, tuple[NDArray[np.float64], Any]]:
+    """The values of all clients that have any, with their bins."""
     out: dict[str, tuple[NDArray[np.float64], Any]] = {}
     for who in ("personal", "global"):
-        counted = f"{who}_correct" in clients.column_names
-        kind = "accuracy" if counted else "loss"
-        column = clients.column(f"{who}_correct" if counted else f"{who}_loss")
+        column = clients.column(f"{who}_{column_of(measure)}")
         values = column.to_numpy(zero_copy_only=False).astype(np.float64)
-        if counted:
+        if measure.name == "accuracy":
             values = values / np.maximum(clients.column("n_test").to_numpy(), 1)
         values = values[np.isfinite(values)]
         if len(values):
-            out[f"{who}_{kind}"] = (values, _ACCURACY_BINS if counted else _LOSS_BINS)
+            share = (measure.low, measure.high) == (0, 1)
+            out[f"{who}_{measure.name}"] = (values, _SHARE_BINS if share else _BINS)
     return out
 
 

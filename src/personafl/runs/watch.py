@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from personafl.errors import RunError
+from personafl.metrics.measures import LOSS, Measure, measures_in, ranking
 from personafl.runs.run import Run
 from personafl.storage.folder import RunFolder
 
@@ -119,13 +120,14 @@ class WatchedRun:
         return int(self.manifest.get("rounds", 0))
 
     @property
-    def measure(self) -> str:
-        """What is measured at evaluations."""
-        return "accuracy" if any("personal_accuracy" in record for record in self.records) else "loss"
+    def measure(self) -> Measure:
+        """What ranks models, or the loss where that was not measured."""
+        found = ranking(measures_in(self.manifest, self.records))
+        return found if any(f"personal_{found.name}" in record for record in self.records) else LOSS
 
     def curve(self, who: Literal["personal", "global"]) -> list[float]:
         """The measure at each evaluation so far."""
-        key = f"{who}_{self.measure}"
+        key = f"{who}_{self.measure.name}"
         return [record[key] for record in self.records if key in record]
 
     @property

@@ -39,11 +39,12 @@ except ImportError:  # not a POSIX system: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 _MAY_DIFFER = (
-    "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created", "files",
+    "rounds", "patience", "min_delta", "stopped",
+    "eval_every", "eval_clients", "checkpoint_every", "models_mb", "versions", "resolved", "created", "files",
 )  # fmt: skip
 
 
-_TABLES = ("algorithm", "model", "data", "partition", "local", "privacy", "resolved", "versions", "files")
+_TABLES = ("algorithm", "model", "data", "partition", "local", "privacy", "resolved", "versions", "stopped", "files")
 
 
 class RunFolder:
@@ -87,19 +88,24 @@ class RunFolder:
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         write_text(self.path / "run.toml", tomli_w.dumps(_without_none(manifest)))
 
+    def note(self, key: str, table: dict[str, Any]) -> None:
+        """Add a table to run.toml."""
+        self.write_manifest({**self.manifest(), key: table})
+
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything else."""
         with disk_errors(self.path, "reading"):
             if self.exists:
                 raise RunError(
-                    f"{self.path} already holds a run: continue it with --resume, or name another folder with --out"
+                    f"{self.path} already holds a run: continue it with resume=True (--resume on the command "
+                    "line), or name another folder with out (--out)"
                 )
             if self.path.exists() and not self.path.is_dir():
-                raise RunError(f"{self.path} is a file: name a folder with --out")
+                raise RunError(f"{self.path} is a file: name a folder with out (--out)")
             if self.path.exists() and any(
                 entry.suffix != ".partial" and entry.name != ".lock" for entry in self.path.iterdir()
             ):
-                raise RunError(f"{self.path} is not empty and holds no run: name another folder with --out")
+                raise RunError(f"{self.path} is not empty and holds no run: name another folder with out (--out)")
 
     def create(self, manifest: dict[str, Any]) -> None:
         """Start a new run here."""
@@ -110,14 +116,22 @@ class RunFolder:
     def check_same(self, manifest: dict[str, Any]) -> None:
         """Refuse to continue a run under other settings than it was started with."""
         old, new = flat(self.manifest()), flat(_without_none(manifest))
-        for key in sorted(old.keys() | new.keys()):
+        # A name before its settings: of two algorithms, that they are two is what matters.
+        for key in sorted(old.keys() | new.keys(), key=lambda key: (not key.endswith(".name"), key)):
             if key.endswith(".class") and key not in old:  # a run of an earlier version
                 continue
             if key.split(".")[0] not in _MAY_DIFFER and old.get(key) != new.get(key):
                 raise RunError(
                     f"{self.path} holds another run: its {key} is {old.get(key)!r}, now it is {new.get(key)!r}; "
-                    "resume with the same settings, or name another folder with --out"
+                    "resume with the same settings, or name another folder with out (--out)"
                 )
+        task = [key for key in sorted(old.keys() | new.keys()) if key.startswith("resolved.task.")]
+        if changed := [key for key in task if "resolved.task.name" in old and old.get(key) != new.get(key)]:
+            key = changed[0]
+            raise RunError(
+                f"{self.path} holds a run of another task: its {key.removeprefix('resolved.')} is {old.get(key)!r}, "
+                f"now it is {new.get(key)!r}; resume with the same task, or name another folder with --out"
+            )
         for key, what in (("fingerprint", "data"), ("parameters", "model"), ("loss", "loss")):
             if old.get(f"resolved.{key}") != new.get(f"resolved.{key}"):
                 raise RunError(f"the {what} is not the same as when {self.path} was started: cannot resume with it")
@@ -133,7 +147,9 @@ class RunFolder:
                 if fcntl is not None:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunError(f"another process is training into {self.path}: wait for it, or use --out") from None
+                raise RunError(
+                    f"another process is training into {self.path}: wait for it, or use another out (--out)"
+                ) from None
             yield
         finally:
             os.close(handle)
@@ -206,7 +222,7 @@ class RunFolder:
             about = path.stat()
             seen = (name, about.st_mtime_ns, about.st_size)
             if seen not in self._intact and _checksum(path) != known:
-                again = ", or continue the run with --resume: models are made again"
+                again = ", or continue the run with resume=True (--resume): models are made again"
                 raise RunError(
                     f"{path} is damaged: it does not match its checksum in run.toml; put back a copy of it"
                     f"{again if path.parent == self.models else ''}"

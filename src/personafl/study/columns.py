@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+
+from personafl.metrics.measures import Measure, ranking
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,58 @@ COLUMNS = (
     Column("megabytes", "MB", "sent up and down in one run, all clients", -1, ".1f"),
 )
 BY_KEY = {column.key: column for column in COLUMNS}
+
+
+def columns_for(measures: Sequence[Measure]) -> tuple[Column, ...]:
+    """The columns of runs with these measures: of the one that ranks, of the others, of improvement and of costs.
+
+    >>> [column.title for column in columns_for([Measure("rmse", -1, "RMSE")])][:5]
+    ['RMSE', 'mean RMSE', 'SD', 'worst 10%', 'top 10%']
+    """
+    first = ranking(tuple(measures))
+    others = [_column(m, "over all test samples of all clients, last round") for m in measures if m.name != first.name]
+    if first.name == "accuracy":
+        return _before("loss", [c for c in others if c.key not in BY_KEY])
+    made = [replace(_of(first, BY_KEY[key]), about=BY_KEY[key].about.replace("percentage points", first.label))
+            for key in ("pui", "pud", "api", "mpi", "apd", "mpd", "av", "cs", "entropy", "ji")]  # fmt: skip
+    loss = [] if first.name == "loss" else [BY_KEY["loss"]]
+    return (*_spread_columns(first), *others, *loss, *made, *(BY_KEY[key] for key in COSTS))
+
+
+def _spread_columns(first: Measure) -> list[Column]:
+    name, unit = first.label, f" {first.unit}" if first.unit else ""
+    form: dict[str, Any] = {"form": f".{first.digits}f", "scale": first.scale}
+    way: dict[str, Any] = {"better": first.better, **form}
+    lowest = "lowest" if first.better > 0 else "highest"
+    return [
+        _column(first, "over all test samples of all clients, last round"),
+        Column(f"mean_{first.name}", f"mean {name}{unit}", "mean over clients; every client counts the same", **way),
+        Column("sd", f"SD{unit}", f"standard deviation of the clients' {name}", -1, **form),
+        Column("worst_10", "worst 10%", f"mean of the {lowest} tenth of the clients' {name}", **way),
+        Column("top_10", "top 10%", "over the test samples of the tenth of clients with most training data", **way),
+        Column(
+            f"global_{first.name}", f"global {name}{unit}", "the method's global model, over all test samples", **way
+        ),
+    ]
+
+
+def _column(measure: Measure, about: str) -> Column:
+    form = f".{measure.digits}f"
+    return Column(measure.name, measure.heading, about, measure.better, form, measure.scale)
+
+
+def _of(first: Measure, column: Column) -> Column:
+    """A column of improvement, in the unit of the measure."""
+    if column.key in ("api", "mpi", "apd", "mpd"):
+        return replace(column, form=f".{first.digits}f", scale=first.scale)
+    return replace(column, form=".6f", scale=first.scale**2) if column.key == "av" else column
+
+
+def _before(key: str, more: Sequence[Column]) -> tuple[Column, ...]:
+    at = [column.key for column in COLUMNS].index(key)
+    return (*COLUMNS[:at], *more, *COLUMNS[at:])
+
+
 EVENNESS = ("av", "cs", "entropy", "ji")
 COSTS = ("steps", "gradients", "seconds", "megabytes")
 NO_CONTEST = ("api", "mpi", "apd", "mpd", *EVENNESS, *COSTS)

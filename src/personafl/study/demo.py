@@ -9,9 +9,10 @@ import numpy as np
 from personafl import metrics
 from personafl.runs.run import Run
 from personafl.study.differences import LEVEL
-from personafl.study.judgement import accuracy_of, floats
+from personafl.study.judgement import accuracy_of
 from personafl.study.launch import StudyRuns
 from personafl.study.plan import HELD_BACK, Plan, plan
+from personafl.study.values import floats
 
 METHODS = ("selffl", "fedamp", "persfl", "ditto", "fedavg", "separate")
 

@@ -2,7 +2,7 @@
 
 Only arrays here, no files. docs/significance.md says what is tested, on whom, and how wrong it can be. In short:
 
-- The test is on the quantity that ranks (accuracy over all samples, or loss), one-sided, by swapping two methods'
+- The test is on the quantity that ranks (accuracy over all samples, RMSE, loss, …), one-sided, by swapping two methods'
   results client by client; what a client got with several seeds is swapped together, so that it is one pair.
 - Any of the m models might have come out best, so p is multiplied by m, and corrected by Holm over the others: the
   chance that any model is wrongly called worse than the best is at most 5%, and so is that of a wrong winner.
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl import metrics
-from personafl.study.columns import BY_KEY
 
 Floats = NDArray[np.float64]
 Model = Literal["personal", "global"]
@@ -54,9 +53,9 @@ class Outcome:
     clients
         Their ids; runs on the same `data` have the same, in the same order.
     n, points
-        Test samples, and what is summed over clients to rank: correct answers, or −n · loss; NaN without test data.
+        Test samples, and what is summed over clients to rank: correct answers, −n · loss, −n · RMSE², …; NaN without.
     columns
-        The numbers of `study_columns.COLUMNS` that are known.
+        The numbers of `study.columns` that are known.
     qoi
         Each client's improvement over the better of training alone and FedAvg's global model, where they are known.
     """
@@ -108,9 +107,8 @@ class Difference:
         return bool(self.p_holm <= LEVEL) and self.seeds_behind == self.seeds
 
 
-def first_of(values: Values, key: str) -> str:
-    """The row with the best mean over seeds, of equal ones the first."""
-    sign = BY_KEY[key].better
+def first_of(values: Values, key: str, sign: int) -> str:
+    """The row with the best mean over seeds, of equal ones the first; `sign` says which way is better."""
     return max(values, key=lambda m: np.nan_to_num(sign * mean(values[m][key]), nan=-np.inf))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from personafl.errors import RunError
 from personafl.runs.run import Run
-from personafl.study.judgement import floats
+from personafl.study.values import floats
 
 PROFITS, GIVES, ALONE, UNKNOWN = "profits", "gives", "as well alone", "not known yet"
 

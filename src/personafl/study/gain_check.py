@@ -15,9 +15,11 @@ from scipy import stats
 
 from personafl import metrics
 from personafl.errors import PersonaflError
+from personafl.metrics.measures import LOSS, Measure
 from personafl.runs.run import Run
 from personafl.study.differences import LEVEL, Floats
-from personafl.study.judgement import floats
+from personafl.study.values import floats
+from personafl.tasks.base import column_of
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Check:
     split
         "validation" or "test".
     n, together, alone
-        Each client's samples there, and its accuracy (for a regression its loss) with the personalized model and alone.
+        Each client's samples there, and its value of the measure with the personalized model and alone.
+    measure
+        What ranks models of the run: the accuracy of a classification.
     chance
-        The accuracy of always giving the most frequent class; None for a regression.
+        The accuracy of always giving the most frequent class; None for other measures.
     above_chance
-        Whether the personalized models are shown to be better than that; None for a regression.
+        Whether the personalized models are shown to be better than that; None for other measures.
     helps
         1 where joining is shown to help, −1 where it is shown to harm, 0 where neither is; None without a run alone.
     work
@@ -44,7 +48,7 @@ class Check:
     n: Floats
     together: Floats
     alone: Floats | None
-    accuracy: bool
+    measure: Measure
     chance: float | None
     above_chance: bool | None
     helps: int | None
@@ -62,19 +66,20 @@ def check(run: Run) -> Check:
     """Measure a Self-FL run against chance, and against training alone where such a run lies beside it."""
     table = run.clients()
     split = "val" if floats(table, "n_val").sum() > 0 else "test"
-    n, together, accuracy = _scores(table, split)
+    measure = _measure(run, split)
+    n, together = floats(table, f"n_{split}"), _values(table, split, measure)
     other = run_alone(run)
-    alone = None if other is None else _scores(other.clients(), split)[1]
-    chance = _chance(run) if accuracy else None
+    alone = None if other is None else _values(other.clients(), split, measure)
+    chance = _chance(run) if measure.name == "accuracy" else None
     return Check(
         "validation" if split == "val" else "test",
         n,
         together,
         alone,
-        accuracy,
+        measure,
         chance,
         None if chance is None else _above(n, together, chance),
-        None if alone is None else _helps(n, together, alone, accuracy),
+        None if alone is None else _helps(n, together, alone, measure),
         None if other is None else _work(run, other),
     )
 
@@ -117,12 +122,19 @@ def _alone(file: Path, run: Run) -> Run | None:
     return other if same else None
 
 
-def _scores(table: pa.Table, split: str) -> tuple[Floats, Floats, bool]:
-    """Samples and accuracy (or loss) of each client; and whether it is an accuracy."""
-    prefix, n = "personal_" if split == "test" else "personal_val_", floats(table, f"n_{split}")
-    if f"{prefix}correct" not in table.column_names:
-        return n, floats(table, f"{prefix}loss"), False
-    return n, metrics.accuracies(floats(table, f"{prefix}correct"), n), True
+def _measure(run: Run, split: str) -> Measure:
+    """What ranks models of a run, or the loss where it was not measured on this data."""
+    return run.primary if _column(run.primary, split) in run.clients().column_names else LOSS
+
+
+def _column(measure: Measure, split: str) -> str:
+    return f"{'personal_' if split == 'test' else 'personal_val_'}{column_of(measure)}"
+
+
+def _values(table: pa.Table, split: str, measure: Measure) -> Floats:
+    """Each client's value."""
+    values = floats(table, _column(measure, split))
+    return metrics.accuracies(values, floats(table, f"n_{split}")) if measure.name == "accuracy" else values
 
 
 def _chance(run: Run) -> float | None:
@@ -141,8 +153,8 @@ def _above(n: Floats, accuracy: Floats, chance: float) -> bool | None:
     return bool(stats.binomtest(right, total, chance, alternative="greater").pvalue <= LEVEL)
 
 
-def _helps(n: Floats, together: Floats, alone: Floats, accuracy: bool) -> int:
-    gained = np.where(n > 0, n * (together - alone) * (1 if accuracy else -1), np.nan)
+def _helps(n: Floats, together: Floats, alone: Floats, measure: Measure) -> int:
+    gained = np.where(n > 0, measure.points(together, n) - measure.points(alone, n), np.nan)
     gained = gained[np.isfinite(gained)]
     if metrics.sign_flip(gained) <= LEVEL:
         return 1
@@ -164,6 +176,5 @@ def _unequal(found: Check) -> str:
 
 
 def _mean(found: Check, values: Floats) -> str:
-    known = (found.n > 0) & np.isfinite(values)
-    mean = float((found.n * values)[known].sum() / found.n[known].sum()) if known.any() else np.nan
-    return f"{mean:.1%} right" if found.accuracy else f"a loss of {mean:.4g}"
+    mean = found.measure.pooled(np.where(np.isfinite(values), values, np.nan), found.n)
+    return f"{mean:.1%} right" if found.measure.name == "accuracy" else f"a {found.measure.label} of {mean:.4g}"

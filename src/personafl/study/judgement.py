@@ -8,7 +8,7 @@ selected here: `--tune` chose on validation data before, and the answers below d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from personafl import metrics
 from personafl.errors import RunError
+from personafl.metrics.measures import ACCURACY, LOSS, Measure, ranking
 from personafl.runs.run import Run
 from personafl.storage.folder import flat
-from personafl.study.columns import BY_KEY, COLUMNS, EVENNESS, Column
+from personafl.study.columns import Column, columns_for
 from personafl.study.differences import (
     Difference,
     Floats,
@@ -32,6 +33,7 @@ from personafl.study.differences import (
     mean,
     winner_of,
 )
+from personafl.study.values import common_measures, floats, improvement_columns, value_columns, values_of
 from personafl.study.votes import LOCAL, Verdict, fairness_vote, performance_vote
 
 Results = Mapping[str, Mapping[int, Run]]
@@ -52,6 +54,8 @@ class Judgement:
         A personalized model for each method, and the global one of `ONE_MODEL`.
     best, winner
         The row that ranks first by `primary`; and the same where it is shown to be better than every other, else None.
+    measure
+        What `primary` is.
     """
 
     columns: tuple[Column, ...]
@@ -65,6 +69,12 @@ class Judgement:
     differences: list[Difference]
     performance: Verdict
     fairness: Verdict
+    measure: Measure = ACCURACY
+
+    @property
+    def spread_keys(self) -> tuple[str, ...]:
+        """The columns of the measure that ranks: over all samples, its mean over clients, and how they are spread."""
+        return self.primary, f"mean_{self.primary}", "sd", "worst_10", "top_10", f"global_{self.primary}"
 
     def mean(self, row: str, key: str) -> metrics.SeedMean:
         return metrics.mean_over_seeds(self.values[row][key])
@@ -102,23 +112,30 @@ def judge(results: Results) -> Judgement:
     if not results:
         raise RunError("there is no finished run to judge")
     rows = [row for method, runs in results.items() for row in rows_of(method, list(runs.values()))]
+    measures = common_measures([run for runs in results.values() for run in runs.values()])
     outcomes = {
-        row.key: {seed: _outcome(results, row, seed, run) for seed, run in results[row.method].items()} for row in rows
+        row.key: {seed: _outcome(results, row, seed, run, measures) for seed, run in results[row.method].items()}
+        for row in rows
     }
-    return judged(rows, outcomes)
+    return judged(rows, outcomes, measures)
 
 
-def judged(rows: Sequence[Row], outcomes: Outcomes) -> Judgement:
-    """Compare models by what they do for the clients."""
+def judged(rows: Sequence[Row], outcomes: Outcomes, measures: tuple[Measure, ...] = (ACCURACY,)) -> Judgement:
+    """Compare models by what they do for the clients; `measures` are what they were measured by."""
+    measure, columns = ranking(measures), columns_for(measures)
     values = {
-        key: {c.key: [one.columns.get(c.key, np.nan) for one in by_seed.values()] for c in COLUMNS}
+        key: {c.key: [one.columns.get(c.key, np.nan) for one in by_seed.values()] for c in columns}
         for key, by_seed in outcomes.items()
     }
-    shown = tuple(c for c in COLUMNS if any(np.isfinite(v).any() for v in (values[m][c.key] for m in values)))
-    primary = "accuracy" if any(c.key == "accuracy" for c in shown) else "loss"
-    best = first_of(values, primary)
+    shown = tuple(c for c in columns if any(np.isfinite(v).any() for v in (values[m][c.key] for m in values)))
+    measure = measure if any(c.key == measure.name for c in shown) else LOSS
+    primary = measure.name
+    best = first_of(values, primary, measure.better)
     ranked = {key: outcomes[key] for key in values if np.isfinite(mean(values[key][primary]))}
     found = differences(ranked, best) if best in ranked else []
+    if measure.pool != "mean":  # they were added up as squares or logarithms
+        score = {key: measure.better * mean(values[key][primary]) for key in ranked}
+        found = [replace(d, mean_difference=score[d.method] - score[best]) for d in found]
     winner = winner_of(list(ranked), best, found)
     return Judgement(
         shown,
@@ -130,8 +147,9 @@ def judged(rows: Sequence[Row], outcomes: Outcomes) -> Judgement:
         best,
         winner,
         found,
-        performance_vote(rows, values, winner),
+        performance_vote(rows, values, winner, measure),
         fairness_vote(rows, values, outcomes, any(d.significant for d in found)),
+        measure,
     )
 
 
@@ -140,22 +158,40 @@ def rows_of(method: str, runs: Sequence[Run]) -> list[Row]:
     if runs[0].manifest["algorithm"]["name"] not in ONE_MODEL:
         return [Row(method)]
     trained = Row(method, "personal", f"{method}, after local training")
-    has_global = all("global_accuracy" in run.score or "global_loss" in run.score for run in runs)
+    has_global = all("global_loss" in run.score or f"global_{run.primary.name}" in run.score for run in runs)
     return [Row(method, "global", f"{method}, global model"), trained] if has_global else [trained]
 
 
 def measure(
-    run: Run, local: Floats | None = None, common: Floats | None = None, who: Model = "personal"
+    run: Run,
+    local: Floats | None = None,
+    common: Floats | None = None,
+    who: Model = "personal",
+    measures: tuple[Measure, ...] = (ACCURACY,),
 ) -> dict[str, float]:
-    """The columns of one run; `local` and `common` are the clients' accuracies alone and with one global model."""
-    table = run.clients()
-    found = _costs(run, table)
+    """The columns of one run; `local` and `common` are the clients' values alone and with one global model."""
+    table, first = run.clients(), ranking(measures)
+    found, n = _costs(run, table), floats(table, "n_test")
     if f"{who}_loss" in table.column_names:
-        found["loss"] = metrics.mean_loss(floats(table, f"{who}_loss"), floats(table, "n_test"))
+        found["loss"] = metrics.mean_loss(floats(table, f"{who}_loss"), n)
+    for other in measures:
+        if (values := values_of(run, other, who)) is not None:
+            found[other.name] = other.pooled(values, n)
+    if first.name != "accuracy" and (values := values_of(run, first, who)) is not None:
+        found |= value_columns(first, values, n, floats(table, "n_train"), local, common)
+        if who == "personal" and (key := f"global_{first.name}") in (score := run.score):
+            found[key] = score[key]
+    return found | (_accuracy_columns(run, table, local, common, who) if first.name == "accuracy" else {})
+
+
+def _accuracy_columns(
+    run: Run, table: pa.Table, local: Floats | None, common: Floats | None, who: Model
+) -> dict[str, float]:
+    """What follows from the right answers, and what predictions tell beside them."""
     if f"{who}_correct" not in table.column_names:
-        return found
+        return {}
     correct, n = np.nan_to_num(floats(table, f"{who}_correct")), floats(table, "n_test")
-    found |= columns_of(correct, n, floats(table, "n_train"), local, common)
+    found = columns_of(correct, n, floats(table, "n_train"), local, common)
     found["bmta"] = metrics.best_mean_accuracy(mean_accuracies(run, who)[1]).best
     if who == "personal" and "global_accuracy" in (score := run.score):
         found["global_accuracy"] = score["global_accuracy"]
@@ -180,19 +216,13 @@ def columns_of(
         "top_10": performance.top_10,
     }
     if local is not None and common is not None:
-        qoi = metrics.quantum_of_improvement(metrics.accuracies(correct, n), common, local)
-        improved, even = metrics.improvement_of(qoi), metrics.fairness_of(qoi).improved
-        found |= {k: v for k, v in asdict(improved).items() if k in BY_KEY}
-        found |= {k: getattr(even, k) for k in EVENNESS}
+        found |= improvement_columns(metrics.quantum_of_improvement(metrics.accuracies(correct, n), common, local))
     return found
 
 
 def accuracy_of(run: Run, who: str = "personal") -> Floats | None:
     """Each client's test accuracy after the last round; None where that is not measured, or there is no such model."""
-    table = run.clients()
-    if f"{who}_accuracy" not in table.column_names or table.column(f"{who}_correct").null_count == len(table):
-        return None
-    return floats(table, f"{who}_accuracy")
+    return values_of(run, ACCURACY, who)
 
 
 def mean_accuracies(run: Run, who: str = "personal") -> tuple[list[int], list[float]]:
@@ -247,22 +277,24 @@ def by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
 _OF_A_RUN = ("created", "seed", "resolved", "versions", "checkpoint_every", "models_mb", "engine", "files")
 
 
-def _outcome(results: Results, row: Row, seed: int, run: Run) -> Outcome:
-    local, common = _references(results, row.method, seed) if row.model == "personal" else (None, None)
-    table, accuracy = run.clients(), accuracy_of(run, row.model)
-    n = floats(table, "n_test")
-    if accuracy is None:
-        points, qoi = -n * floats(table, f"{row.model}_loss"), None
+def _outcome(results: Results, row: Row, seed: int, run: Run, measures: tuple[Measure, ...]) -> Outcome:
+    first = ranking(measures)
+    local, common = _references(results, row.method, seed, first) if row.model == "personal" else (None, None)
+    table, values = run.clients(), values_of(run, first, row.model)
+    n, qoi = floats(table, "n_test"), None
+    if values is None:
+        points = LOSS.points(floats(table, f"{row.model}_loss"), n)
     else:
-        points, known = floats(table, f"{row.model}_correct"), local is not None and common is not None
-        qoi = metrics.quantum_of_improvement(accuracy, common, local) if known else None  # type: ignore[arg-type]
+        points = floats(table, f"{row.model}_correct") if first.name == "accuracy" else first.points(values, n)
+        if local is not None and common is not None:
+            qoi = metrics.quantum_of_improvement(*(first.better * each for each in (values, common, local)))
     ids = [str(client) for client in table.column("client").to_pylist()]
     points = np.where(n > 0, points, np.nan)
-    return Outcome(ids, n, points, _data(run), measure(run, local, common, row.model), qoi)
+    return Outcome(ids, n, points, _data(run), measure(run, local, common, row.model, measures), qoi)
 
 
-def _references(results: Results, method: str, seed: int) -> tuple[Floats | None, Floats | None]:
-    """The clients' accuracies alone and with FedAvg's global model, on the same data; none for training alone.
+def _references(results: Results, method: str, seed: int, measure: Measure) -> tuple[Floats | None, Floats | None]:
+    """The clients' values alone and with FedAvg's global model, on the same data; none for training alone.
 
     Runs of one seed that evaluate equally many clients evaluate the same ones.
     """
@@ -271,7 +303,7 @@ def _references(results: Results, method: str, seed: int) -> tuple[Floats | None
     alone, together, run = results[LOCAL][seed], results[GLOBAL][seed], results[method][seed]
     if len({_data(each) for each in (alone, together, run)}) > 1:
         return None, None
-    return accuracy_of(alone), accuracy_of(together, "global")
+    return values_of(alone, measure), values_of(together, measure, "global")
 
 
 def _data(run: Run) -> str:
@@ -289,8 +321,3 @@ def _costs(run: Run, table: pa.Table) -> dict[str, float]:
     if "gradients" in table.column_names and table.column("gradients").null_count < len(table):
         found["gradients"] = float(np.nanmean(floats(table, "gradients")))
     return found
-
-
-def floats(table: pa.Table, column: str) -> Floats:
-    """A column as float64, null as NaN."""
-    return np.asarray(table.column(column).to_numpy(zero_copy_only=False), np.float64)

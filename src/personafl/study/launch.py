@@ -17,11 +17,13 @@ from personafl.config import Config
 from personafl.errors import ConfigError, PersonaflError, RunError
 from personafl.federation import Federation
 from personafl.jobs import run_job
+from personafl.metrics.measures import LOSS, ranking
 from personafl.runs.run import Run
 from personafl.storage.folder import RunFolder
 from personafl.study.equal_work import EqualWork, equalize, measured
 from personafl.study.plan import Plan, PlannedRun
 from personafl.study.recipes import Recipe, identity, job_of, run_of
+from personafl.study.values import common_measures
 from personafl.training.events import Listener
 
 log = logging.getLogger("personafl")
@@ -68,6 +70,7 @@ class Search:
         chosen = ", ".join(f"{key} = {value}" for key, value in self.chosen.items())
         seconds = sum(trial.seconds for trial in self.trials)
         _, split, what = self.measure.split("_", 2)
+        what = what.replace("_", " ")
         data = "held-back validation" if split == "held" else "validation"
         return (
             f"{self.method}: {chosen} is the best of {len(self.trials)} on {data} {what} ({seconds:.0f} s of training)."
@@ -172,7 +175,8 @@ class RunCache:
         if not isinstance(recipe, Config):
             return recipe.federation()
         config = recipe
-        key = json.dumps({k: v for k, v in config.tables().items() if k in ("seed", "data", "partition", "splits")})
+        of_data = ("seed", "data", "partition", "splits", "splitting")
+        key = json.dumps({k: v for k, v in config.tables().items() if k in of_data})
         if self._federation is None or self._federation[0] != key:
             federation = config.federation()
             for note in federation.notes if self._federation is None else ():
@@ -198,7 +202,8 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
     found: list[Trial] = []
     held = planned.trial(method, planned.seeds[0], planned.points(method)[0]).recipe.local.held_back is not None
     split = "held" if held else "val"
-    measure = f"personal_{split}_accuracy"
+    ranks = ranking(common_measures(known)) if (known := [run for runs in trials for run in runs if run]) else LOSS
+    measure = f"personal_{split}_{ranks.name}"
     for p, point in enumerate(planned.points(method)):
         runs = [of_seed[p] for of_seed in trials]
         done = [run for run in runs if run is not None]
@@ -213,10 +218,9 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
                 "little to divide: give `splits` a larger second share"
             )
         if any(measure not in run.score for run in done):
-            measure = f"personal_{split}_loss"
-        sign = 1.0 if measure.endswith("_accuracy") else -1.0
+            measure, ranks = f"personal_{split}_loss", LOSS
         good = bool(done) and len(done) == len(runs)
-        score = float(np.mean([sign * run.score[measure] for run in done])) if good else -np.inf
+        score = float(np.mean([ranks.better * run.score[measure] for run in done])) if good else -np.inf
         found.append(Trial(point, score, sum(run.seconds for run in done), [run.path.name for run in done]))
     best = max(found, key=lambda trial: trial.score)
     if best.score == -np.inf:

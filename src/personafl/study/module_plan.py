@@ -14,13 +14,14 @@ from torch import nn
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.errors import ConfigError
 from personafl.federation import Federation
-from personafl.jobs import default_loss
+from personafl.jobs import module_task
 from personafl.kernels.task import Objective, Task
 from personafl.models import initial_weights
-from personafl.registry import choose
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.study.plan import REFERENCES, Plan, grids, missing_references
 from personafl.study.recipes import JobRecipe
+from personafl.tasks import LearningTask, Metric
+from personafl.training.arguments import algorithm_of
 from personafl.training.privacy import Privacy
 
 Algorithms = Sequence[Algorithm | str] | Mapping[str, Algorithm | str]
@@ -32,8 +33,9 @@ class Subject:
 
     federation: Federation | Callable[[int], Federation]
     module: nn.Module | Callable[[int], nn.Module]
+    task: str | LearningTask | None
     loss: str | Objective | None
-    metrics: Mapping[str, Objective] | None
+    metrics: Mapping[str, Any] | Sequence[Metric] | None
     schedule: Schedule
     local: Local
     engine: EngineSettings
@@ -63,8 +65,7 @@ def module_plan(
     def task(seed: int, federation: Federation) -> Task:
         module = modules(seed)
         if module not in tasks:
-            loss = subject.loss or default_loss(federation)
-            tasks[module] = Task(module, loss, subject.metrics)  # type: ignore[arg-type]
+            tasks[module] = module_task(federation, module, subject.task, subject.loss, subject.metrics)
         return tasks[module]
 
     def recipe(method: str, seed: int, settings: Mapping[str, Any]) -> JobRecipe:
@@ -81,14 +82,14 @@ def labelled(algorithms: Algorithms | Algorithm) -> dict[str, Algorithm]:
     >>> labelled(["fedavg"])
     {'fedavg': FedAvg(weights='samples')}
     """
-    if isinstance(algorithms, str | Algorithm):
+    if isinstance(algorithms, str | Algorithm | type):
         algorithms = [algorithms]
     if not algorithms:
         raise ConfigError("algorithms is empty: name at least one, such as pf.Ditto() or 'ditto'")
     if isinstance(algorithms, Mapping):
-        named = {label: _algorithm(given) for label, given in algorithms.items()}
+        named = {label: algorithm_of(given) for label, given in algorithms.items()}
     else:
-        made = [_algorithm(given) for given in algorithms]
+        made = [algorithm_of(given) for given in algorithms]
         named = {algorithm.name: algorithm for algorithm in made}
         if len(named) < len(made):
             twice = next(a.name for i, a in enumerate(made) if a.name in [b.name for b in made[:i]])
@@ -104,15 +105,6 @@ def labelled(algorithms: Algorithms | Algorithm) -> dict[str, Algorithm]:
                 f"{label!r} is what others are measured against, and not {type(algorithm).__name__}: take another label"
             )
     return named
-
-
-def _algorithm(given: Any) -> Algorithm:
-    if isinstance(given, str):
-        made: Algorithm = choose("algorithm", {"name": given}, ALGORITHMS, None)
-        return made
-    if not isinstance(given, Algorithm):
-        raise ConfigError(f"algorithm = {given!r}: must be an algorithm such as pf.Ditto(lam=0.5), or the name of one")
-    return given
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:

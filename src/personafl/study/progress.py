@@ -52,12 +52,13 @@ class _OneRun(Listener):
         self._study, self._progress, self._label = study, study._progress, label
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
+        self._manifest = manifest
         self._task = self._progress.add_task(self._label, total=manifest["rounds"], completed=round, score="")
         self._study._going_on.add(self._task)
         self._study._count()
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
-        advance(self._progress, self._task, record)
+        advance(self._progress, self._task, record, self._manifest)
 
     def ended(self) -> None:
         self._progress.remove_task(self._task)

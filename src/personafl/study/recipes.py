@@ -106,13 +106,12 @@ def identity(recipe: Recipe, federation: Federation) -> str:
         everything = [sha256(weights).hexdigest()]
     else:
         job = recipe.job(federation)
-        tables = {"seed": job.seed, **asdict(job.schedule), **job.tables, "local": asdict(job.local)}
+        tables = {"seed": job.seed, **job.schedule.table(), **job.tables, "local": job.local.table()}
         tables["privacy"] = None if job.privacy is None else job.privacy.table()
         everything = [
             description(job.algorithm),
             description(job.task.template),
-            description(job.task.objective),
-            description(job.task.metrics),
+            description(job.task.kind),
         ]
     kept = {key: value for key, value in tables.items() if key not in ("engine", "ray", "checkpoint_every")}
     everything = [kept, federation.fingerprint, __version__, *everything]

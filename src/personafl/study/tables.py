@@ -20,17 +20,14 @@ from personafl.study.words import dagger, says, sentences
 
 __all__ = ["caption", "csv_text", "json_values", "latex_text", "sentences", "terminal_tables"]
 
-TABLES = (
-    ("accuracy", "mean_accuracy", "worst_10", "top_10", "loss"),
-    ("bmta", "pui", "pud", "api", "ji"),
-    ("f1", "ece", "steps", "gradients", "megabytes", "seconds"),
-)
+IMPROVEMENT = ("bmta", "pui", "pud", "api", "ji")
+COST = ("f1", "ece", "steps", "gradients", "megabytes", "seconds")
 
 
 def terminal_tables(judgement: Judgement, added: tuple[str, ...] = ()) -> list[Table]:
     """Tables that fit 80 columns; the files have more. Bold: the best mean over seeds."""
     made = []
-    for keys in TABLES:
+    for keys in _tables(judgement):
         columns = [c for c in _shown(judgement) if c.key in keys]
         if not columns:
             continue
@@ -70,7 +67,7 @@ def csv_text(judgement: Judgement) -> str:
 
 def latex_text(judgement: Judgement, added: tuple[str, ...] = ()) -> str:
     """A booktabs table for a paper, with what it shows in its caption."""
-    keys = ("accuracy", "worst_10", "global_accuracy", "pui", "api", "ji", "loss")
+    keys = (judgement.primary, "worst_10", f"global_{judgement.primary}", "pui", "api", "ji", "loss")
     columns = [c for c in _shown(judgement) if c.key in keys]
     lines = [
         r"% needs \usepackage{booktabs}",
@@ -138,15 +135,24 @@ def _name(row: Row, added: tuple[str, ...]) -> str:
     return f"({row.name})" if row.method in added else row.name
 
 
+def _tables(judgement: Judgement) -> list[tuple[str, ...]]:
+    """Columns that go together: of the measure that ranks, of improvement, of costs, of other metrics."""
+    first = [key for key in judgement.spread_keys if key != "sd" and not key.startswith("global_")]
+    made = [(*first, "loss"), IMPROVEMENT, COST]
+    told = {key for keys in (*made, judgement.spread_keys, NO_CONTEST) for key in keys}
+    others = tuple(c.key for c in judgement.columns if c.key not in told)
+    return [made[0], others, *made[1:]] if others else made
+
+
 def _shown(judgement: Judgement) -> list[Column]:
-    """The loss is shown where there is no accuracy."""
+    """The loss is shown where nothing else ranks."""
     return [c for c in judgement.columns if c.key != "loss" or judgement.primary == "loss"]
 
 
 def _cell(judgement: Judgement, method: str, column: Column) -> Text:
     found = judgement.mean(method, column.key)
     text = column.write(found.mean)
-    if column.key in ("accuracy", "loss") and np.isfinite(found.standard_error):
+    if column.key in (judgement.primary, "loss") and np.isfinite(found.standard_error):
         text += f" ± {column.write(found.standard_error)}"
     if column.key == judgement.primary and method in _level_with_best(judgement):
         text += "†"
@@ -158,7 +164,7 @@ def _latex_cell(judgement: Judgement, method: str, column: Column) -> str:
     text = column.write(found.mean).replace("–", "--")
     if _is_best(judgement, method, column):
         text = rf"\textbf{{{text}}}"
-    if np.isfinite(found.standard_error) and column.key in ("accuracy", "worst_10", "loss"):
+    if np.isfinite(found.standard_error) and column.key in (judgement.primary, "worst_10", "loss"):
         text += rf" $\pm$ {column.write(found.standard_error)}"
     if column.key == judgement.primary and method in _level_with_best(judgement):
         text += r"$^\dagger$"

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl import metrics
+from personafl.metrics.measures import ACCURACY, Measure
 from personafl.metrics.permutation import MOST_UNITS
-from personafl.study.columns import BY_KEY
+from personafl.study.columns import BY_KEY, Column
 from personafl.study.differences import LEVEL, Floats, Outcome, Outcomes, Row, Values, listed, mean, shared_seeds
 
 LOCAL = "separate"
-PERFORMANCE = ("mean_accuracy", "pui", "mpi", "api")
+PERFORMANCE = ("pui", "mpi", "api")
 FAIRNESS = ("av", "cs", "entropy")
-"""What the votes are over. Jain's index is CS², so it has no vote of its own."""
+"""What the votes are over, and for performance the mean too. Jain's index is CS², so it has no vote of its own."""
 
 _Shown = Callable[[str, Sequence[str], Sequence[str]], bool]
 """Whether the one ahead, on these metrics, is shown to be ahead of the other candidates."""
@@ -35,13 +36,15 @@ class Verdict:
     why: str = ""
 
 
-def performance_vote(rows: Sequence[Row], values: Values, winner: str | None) -> Verdict:
-    """Who is ahead on most of mean accuracy, PUI, MPI and API: the PersFL thesis decides so.
+def performance_vote(rows: Sequence[Row], values: Values, winner: str | None, measure: Measure = ACCURACY) -> Verdict:
+    """Who is ahead on most of the mean accuracy (or other measure), PUI, MPI and API: the PersFL thesis decides so.
 
     The bar is ours: a candidate improves more clients than it harms. And the one ahead is only called the winner if it
     is shown to be better than every other model.
     """
-    return _vote(rows, values, PERFORMANCE, lambda leader, won, candidates: leader == winner)
+    mean = Column(f"mean_{measure.name}", f"mean {measure.label}", "", measure.better)
+    ballots = (mean, *(BY_KEY[key] for key in PERFORMANCE))
+    return _vote(rows, values, ballots, lambda leader, won, candidates: leader == winner)
 
 
 def fairness_vote(rows: Sequence[Row], values: Values, outcomes: Outcomes, told_apart: bool) -> Verdict:
@@ -65,7 +68,7 @@ def fairness_vote(rows: Sequence[Row], values: Values, outcomes: Outcomes, told_
             (), {}, f"only {candidates[0]} improves more clients than it harms: there is nobody to compare it with"
         )
     keys = FAIRNESS if _same_improved([outcomes[c] for c in candidates]) else FAIRNESS[:2]
-    return _vote(rows, values, keys, shown)
+    return _vote(rows, values, [BY_KEY[key] for key in keys], shown)
 
 
 def _improves(row: Row, values: Values) -> bool:
@@ -74,13 +77,14 @@ def _improves(row: Row, values: Values) -> bool:
     return row.model == "personal" and row.method != LOCAL and not up <= down
 
 
-def _vote(rows: Sequence[Row], values: Values, keys: Sequence[str], shown: _Shown) -> Verdict:
+def _vote(rows: Sequence[Row], values: Values, ballots: Sequence[Column], shown: _Shown) -> Verdict:
     stands = [row for row in rows if row.model == "personal" and row.method != LOCAL]
     candidates = [row.key for row in stands if _improves(row, values)]
     name = {row.key: row.name for row in rows}
     wins: dict[str, list[str]] = {}
-    for key in keys:
-        scores = {m: BY_KEY[key].better * mean(values[m].get(key, ())) for m in candidates}
+    titles = {column.key: column.title.removesuffix(" %") for column in ballots}
+    for key, better in ((column.key, column.better) for column in ballots):
+        scores = {m: better * mean(values[m].get(key, ())) for m in candidates}
         scores = {m: v for m, v in scores.items() if np.isfinite(v)}
         for m in (m for m, v in scores.items() if v >= max(scores.values()) - 1e-12):
             wins.setdefault(m, []).append(key)
@@ -91,7 +95,7 @@ def _vote(rows: Sequence[Row], values: Values, keys: Sequence[str], shown: _Show
             "no method improves more clients than it harms" if left_out else "there is nothing to tell them apart by"
         )
         return Verdict((), {}, nobody)
-    ahead = "; ".join(f"{name[m]} is ahead on {listed([_title(k) for k in won])}" for m, won in wins.items())
+    ahead = "; ".join(f"{name[m]} is ahead on {listed([titles[k] for k in won])}" for m, won in wins.items())
     most = max(map(len, wins.values()))
     leaders = [m for m, won in wins.items() if len(won) == most]
     if len(leaders) > 1:
@@ -148,7 +152,3 @@ def _evenness(sums: Floats, key: str) -> Floats:
         if key == "av":
             return np.asarray(second / n - (first / n) ** 2)
         return np.asarray(first / np.sqrt(n * second) if key == "cs" else np.log(first) - logs / first)
-
-
-def _title(key: str) -> str:
-    return "mean accuracy" if key == "mean_accuracy" else BY_KEY[key].title.removesuffix(" %")

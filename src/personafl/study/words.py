@@ -100,14 +100,14 @@ def _unequal(done: dict[str, float], key: str, form: str) -> str:
 
 
 def _first(judgement: Judgement) -> str:
-    which = "highest accuracy" if judgement.primary == "accuracy" else "lowest loss"
+    which = f"{'highest' if judgement.measure.better > 0 else 'lowest'} {judgement.measure.label}"
     return f"{judgement.name(judgement.best)} has the {which}, {_written(judgement, judgement.best)}"
 
 
 def _range(judgement: Judgement, rows: Sequence[str]) -> str:
     low, high = (pick(rows, key=lambda row: _score(judgement, row)) for pick in (min, max))
     ends = [f"{_written(judgement, row)} ({judgement.name(row)})" for row in (low, high)]
-    return f"{judgement.primary} from {ends[0]} to {ends[1]}"
+    return f"{judgement.measure.label} from {ends[0]} to {ends[1]}"
 
 
 def _few(judgement: Judgement, rows: Sequence[str]) -> str:
@@ -118,12 +118,11 @@ def _few(judgement: Judgement, rows: Sequence[str]) -> str:
 
 
 def _score(judgement: Judgement, row: str) -> float:
-    return mean(judgement.values[row][judgement.primary])
+    return mean(judgement.values[row].get(judgement.primary, ()))
 
 
 def _written(judgement: Judgement, row: str) -> str:
-    text = BY_KEY[judgement.primary].write(_score(judgement, row))
-    return f"{text}%" if judgement.primary == "accuracy" else text
+    return judgement.measure.write(_score(judgement, row))
 
 
 def _count(number: int, noun: str) -> str:

@@ -103,7 +103,8 @@ class Clients(ABC):
     def job_info(self) -> JobInfo:
         """The job, as algorithms may know it."""
         layers = tuple(zip(self.task.names, self.task.sizes, strict=True))
-        return JobInfo(layers, len(self.client_index), self.local, self.task.classification, self.client_index.groups)
+        task, groups = self.task, self.client_index.groups
+        return JobInfo(layers, len(self.client_index), self.local, task.classification, groups, task.kinds)
 
     @abstractmethod
     def start(self, algorithm: Algorithm, theta0: Tensor) -> None:
@@ -112,6 +113,13 @@ class Clients(ABC):
     @abstractmethod
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
         """Have these clients train."""
+
+    def with_statistics(self, theta: Tensor) -> Tensor:
+        """The model that serves everybody, with the statistics of all clients' training data together.
+
+        As it is where the model keeps none, and where none may leave the clients: then each measures it with its own.
+        """
+        return theta
 
     @abstractmethod
     def measure(self, snapshot: ServerSnapshot, ids: Ints) -> Columns:
@@ -197,7 +205,9 @@ class LocalClients(Clients):
         if self.privacy is not None:
             self.privacy.check(algorithm)
         self.algorithm, self.theta0, self._made = algorithm, theta0, None
-        self.store = ClientStore(first_state(algorithm, theta0), len(self.client_index), self._memory, self._folder)
+        self.store = ClientStore(
+            first_state(algorithm, theta0, self.local), len(self.client_index), self._memory, self._folder
+        )
         self.releases = np.zeros(len(self.client_index), np.int64)
 
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
@@ -221,13 +231,19 @@ class LocalClients(Clients):
         steps, gradients = (counts.cpu().numpy() for counts in (result.steps, result.gradients))
         return Answers(uploads, ids, steps, gradients, failed, uploads.bytes())
 
+    def with_statistics(self, theta: Tensor) -> Tensor:
+        if self.privacy is not None:  # promised for everything that leaves a client
+            return theta
+        return self.engine.with_pooled_statistics(theta, np.arange(len(self.client_index)))
+
     def measure(self, snapshot: ServerSnapshot, ids: Ints) -> Columns:
         spent = self.spent(ids)
         if not snapshot.last:
             return measure(self.algorithm, self.engine, self.store, snapshot, ids) | spent
         models = None
         if self.algorithm.evaluation_program(True) is not None:
-            models = ClientStore({"theta": self.task.theta0}, len(self.client_index), self._memory, self._folder)
+            like = {"theta": torch.zeros(self.task.full_size, device=self.device)}
+            models = ClientStore(like, len(self.client_index), self._memory, self._folder)
         self._made = FinalOutputs(Predictions(self.engine, ids, snapshot.common), models, self._kept(snapshot))
         return measure(self.algorithm, self.engine, self.store, snapshot, ids, self._made.add) | spent
 
@@ -289,7 +305,7 @@ class LocalClients(Clients):
 
     def shared(self, snapshot: ServerSnapshot, others: Ints) -> Tensor | None:
         """The one personalized model of clients that were never active; None where each has its own."""
-        return shared_model(self.algorithm, snapshot, others)
+        return shared_model(self.algorithm, self.task, snapshot, others)
 
     def personal(self, snapshot: ServerSnapshot, ids: Ints) -> Iterator[Tensor]:
         """The personalized models of these clients, some at a time."""

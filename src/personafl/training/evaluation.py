@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,22 @@ from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.engines.base import Engine, Work
+from personafl.engines.measuring import measure_held_back, measure_split
 from personafl.federation import Federation
 from personafl.federation.arrays import SPLITS, Split
-from personafl.kernels.task import Task, correct
+from personafl.kernels.task import Task
+from personafl.metrics.measures import ACCURACY, LOSS, Measure
 from personafl.states import Ints, State
 from personafl.storage.client_store import ClientStore
+from personafl.tasks.base import column_of
 from personafl.training.client_states import states
 
 Columns = dict[str, NDArray[Any]]
 
 AT_ONCE = 65_536
 """Clients that are worked on at once where they have one model in common."""
+WHO = ("personal", "global", "personal_val", "global_val", "personal_held")
+"""Whose model a number is about, and on which data where it is not test data."""
 MEGABYTES = 64  # more at once is no faster
 
 
@@ -75,7 +80,9 @@ class ServerSnapshot:
 
 @dataclass(frozen=True)
 class Personal:
-    """Personalized models of some clients, (K, P) or one (P,) for all of them, and what the algorithm reports.
+    """Personalized models of some clients, (K, P + S) or one (P,) for all of them, and what the algorithm reports.
+
+    S numbers are the statistics of batch normalization, each client's own; most models keep none.
 
     `gradients` are those that a program before evaluation computed for each; None where there was none.
     """
@@ -90,8 +97,7 @@ def personal_models(
     algorithm: Algorithm, engine: Engine, store: ClientStore, snapshot: ServerSnapshot, ids: Ints | None = None
 ) -> Iterator[Personal]:
     """The personalized model of every client, or of those that are named, some clients at a time."""
-    many = max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.size))
-    for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, many):
+    for some in _parts(np.arange(len(engine.federation)) if ids is None else ids, _fitting(engine)):
         sent = snapshot.send(some)
         own = states(algorithm, engine, store, snapshot.theta0, some, sent)
         yield personalize(algorithm, engine, sent, some, own, snapshot.round, snapshot.last)
@@ -102,7 +108,7 @@ def all_models(
 ) -> Iterator[Personal]:
     """As `personal_models`, in another order: clients that were never active come last, with the model they share."""
     never_active = ids[~store.known(ids)]
-    shared = shared_model(algorithm, snapshot, never_active)
+    shared = shared_model(algorithm, engine.task, snapshot, never_active)
     if shared is None:
         yield from personal_models(algorithm, engine, store, snapshot, ids)
         return
@@ -115,13 +121,13 @@ def all_models(
         yield Personal(some, shared, engine.map(report, {}, snapshot.send(some), len(some)))
 
 
-def shared_model(algorithm: Algorithm, snapshot: ServerSnapshot, never_active: Ints) -> Tensor | None:
+def shared_model(algorithm: Algorithm, task: Task, snapshot: ServerSnapshot, never_active: Ints) -> Tensor | None:
     """The personalized model that all clients have who were never active; None where each has its own.
 
-    They differ where a program makes their models from their data before evaluation, and where they are made of what
-    is sent to each client apart.
+    They differ where a program makes their models from their data before evaluation, where they are made of what is
+    sent to each client apart, and where batch normalization goes by statistics of their data.
     """
-    if algorithm.evaluation_program(snapshot.last) is not None or not len(never_active):
+    if algorithm.evaluation_program(snapshot.last) is not None or not len(never_active) or task.statistic_names:
         return None
     sent = snapshot.send(never_active[:1]).shared
     try:
@@ -140,7 +146,17 @@ def personalize(
         result = engine.run(Work(program, round, "evaluation", ids, own, sent))
         own, gradients = result.own, result.gradients
     theta = engine.map(lambda o, s: {"theta": algorithm.personal(o, s)}, own, sent, len(ids))["theta"]
+    theta = engine.with_statistics(theta, ids)
     return Personal(ids, theta, engine.map(algorithm.report, own, sent, len(ids)), gradients)
+
+
+def common_model(engine: Engine, common: Tensor, ids: Ints) -> Iterator[tuple[Ints, Tensor]]:
+    """Some clients at a time with the model that serves everybody.
+
+    Where it came without the statistics that it needs, because they may not leave the clients, each has its own.
+    """
+    for some in _parts(ids, _fitting(engine) if engine.task.lacks_statistics(common) else AT_ONCE):
+        yield some, engine.with_statistics(common, some)
 
 
 def measure(
@@ -151,7 +167,7 @@ def measure(
     ids: Ints | None = None,
     seen: Callable[[Personal], None] = lambda part: None,
 ) -> Columns:
-    """Sums of loss and metrics for each client: `personal_*`, `global_*`, and the same on validation data.
+    """Each client's sum of losses, right answers and other metrics: `personal_*`, `global_*`, and on validation data.
 
     `personal_held_*` are those on the `n_held` validation samples that are held back from algorithms, if any are.
 
@@ -166,10 +182,10 @@ def measure(
         made = part.gradients
         block["gradients"] = np.zeros(len(part.ids)) if made is None else made.cpu().numpy().astype(np.float64)
         for split, tag in (("test", "personal_"), ("val", "personal_val_")):
-            sums = engine.evaluate(part.theta, part.ids, split)  # type: ignore[arg-type]
-            block |= {f"{tag}{name}": values for name, values in sums.items()}
+            found = measure_split(engine, part.theta, part.ids, split)  # type: ignore[arg-type]
+            block |= {f"{tag}{name}": values for name, values in found.items()}
         if engine.local.held_back is not None:
-            held = engine.evaluate_held_back(part.theta, part.ids)
+            held = measure_held_back(engine, part.theta, part.ids)
             block |= {"n_held": held.pop("n"), **{f"personal_held_{name}": values for name, values in held.items()}}
         blocks.append(block)
         seen(part)
@@ -178,16 +194,17 @@ def measure(
     columns = {name: values[order] for name, values in columns.items()}
     for split, tag in (("test", "global_"), ("val", "global_val_")):
         if common is None:
-            columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.metrics)}
+            columns |= {f"{tag}{name}": np.full(len(ids), np.nan) for name in ("loss", *engine.task.kind.columns)}
             continue
-        parts = [engine.evaluate(common, some, split) for some in _parts(ids, AT_ONCE)]  # type: ignore[arg-type]
+        few = common_model(engine, common, ids)
+        parts = [measure_split(engine, theta, some, split) for some, theta in few]  # type: ignore[arg-type]
         columns |= {f"{tag}{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return columns
 
 
 def held_back_columns(task: Task) -> list[str]:
     """What `measure` adds where validation data is held back from algorithms."""
-    return ["n_held", *(f"personal_held_{name}" for name in ("loss", *task.metrics))]
+    return ["n_held", *(f"personal_held_{name}" for name in ("loss", *task.kind.columns))]
 
 
 def client_table(
@@ -196,8 +213,9 @@ def client_table(
 ) -> pa.Table:  # fmt: skip
     """The rows of clients.parquet for one evaluation of these clients.
 
-    Losses become means over the client's samples; metrics stay sums, as `personal_correct`. A client without samples
-    has null there, and so has everybody for the global model of an algorithm that has none.
+    Losses become means over the client's samples, right answers stay counts (`personal_correct`), other metrics are the
+    client's values. A client without samples has null there, and so has one of which a metric has no value, and
+    everybody for the global model of an algorithm that has none.
 
     `gradients` is what the model that is measured has cost the client so far: those of all its training, and those of
     the program before this evaluation; null where it is not known.
@@ -220,15 +238,16 @@ def client_table(
         "round": pa.array(np.full(count, round, np.int32)),
         **{f"n_{split}": pa.array(n.astype(np.int32)) for split, n in sizes.items()},
     }
-    counted = task.metrics.get("correct") is correct and client_index.counted
-    order = [f"{who}{kind}" for who in tags for kind in (*task.metrics, "loss")]
-    for name in order:
+    order = {f"{who}{kind}": kind for who in tags for kind in (*task.kind.columns, "loss")}
+    for name, kind in order.items():
         values = columns[name]
         n = sizes["val" if "_val_" in name else "held" if "_held_" in name else "test"]
         absent = (n == 0) | (np.isnan(values) if name.startswith("global_") and np.isnan(values).all() else False)
-        if name.endswith("_loss"):
+        if kind == "loss":
             values = values / np.maximum(n, 1)
-        if counted and name.endswith("_correct"):
+        elif kind != "correct":
+            absent = absent | np.isnan(values)
+        if kind == "correct" and client_index.counted:
             out[name] = pa.array(np.where(absent, 0, values).astype(np.int32), mask=absent)
         else:
             out[name] = pa.array(values, mask=absent)
@@ -239,20 +258,34 @@ def client_table(
     return pa.table(out)
 
 
-def summary(table: pa.Table) -> dict[str, float]:
-    """One number for the federation from each column: weighted by samples, empty clients left out."""
+def summary(table: pa.Table, measures: Sequence[Measure] = (ACCURACY,)) -> dict[str, float]:
+    """One number for the federation from each column: weighted by samples, empty clients left out.
+
+    `personal_auc_undefined` counts clients that have data and no value, such as an AUC where there is one class.
+    """
     out: dict[str, float] = {}
-    for who in ("personal", "global", "personal_val", "global_val", "personal_held"):
+    for who in WHO:
         split = who.partition("_")[2] or "test"
         n = table.column(f"n_{split}").to_numpy().astype(np.float64) if f"n_{split}" in table.column_names else None
-        for column, name in ((f"{who}_correct", f"{who}_accuracy"), (f"{who}_loss", f"{who}_loss")):
+        for measure in (*measures, LOSS):
+            column, name = f"{who}_{column_of(measure)}", f"{who}_{measure.name}"
             if n is None or column not in table.column_names or table.column(column).null_count == len(table):
                 continue
             values = table.column(column).to_numpy(zero_copy_only=False).astype(np.float64)
             known = n > 0
-            total = values[known].sum() if column.endswith("_correct") else (values * n)[known].sum()
-            out[name] = float(total / n[known].sum())
+            if measure.name in ("accuracy", "loss"):
+                total = values[known].sum() if measure.name == "accuracy" else (values * n)[known].sum()
+                out[name] = float(total / n[known].sum())
+                continue
+            out[name] = measure.pooled(values, n)
+            if missing := int((np.isnan(values) & known).sum()):
+                out[f"{name}_undefined"] = missing
     return out
+
+
+def _fitting(engine: Engine) -> int:
+    """Clients whose models are made at once."""
+    return max(1, min(engine.memory, MEGABYTES) * 2**20 // (4 * 4 * engine.task.full_size))
 
 
 def _parts(ids: Ints, many: int) -> Iterator[Ints]:

@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from personafl.metrics.measures import score_in
 from personafl.states import State
 from personafl.storage.folder import RunFolder
 
@@ -58,7 +59,7 @@ class RunFiles(Listener):
 
 
 class ProgressBar(Listener):
-    """Rounds, accuracy and time left, on a terminal; silent where the output is piped."""
+    """Rounds, the measure that ranks and time left, on a terminal; silent where the output is piped."""
 
     def __init__(self, console: Console | None = None, label: str = "") -> None:
         self.console = console or Console(stderr=True)
@@ -66,26 +67,25 @@ class ProgressBar(Listener):
         self._progress: Progress | None = None
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._progress = progress_bars(self.console)
+        self._progress, self._manifest = progress_bars(self.console), manifest
         label = self.label or manifest["algorithm"]["name"]
         self._task = self._progress.add_task(label, total=manifest["rounds"], completed=round, score="")
         self._progress.start()
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         assert self._progress is not None
-        advance(self._progress, self._task, record)
+        advance(self._progress, self._task, record, self._manifest)
 
     def ended(self) -> None:
         if self._progress is not None:
             self._progress.stop()
 
 
-def advance(progress: Progress, task: TaskID, record: dict[str, Any]) -> None:
+def advance(progress: Progress, task: TaskID, record: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Show a round that ended, and how good models are where it was evaluated."""
     progress.update(task, completed=record["round"])
-    score = record.get("personal_accuracy", record.get("personal_loss"))
-    if score is not None:
-        name = "accuracy" if "personal_accuracy" in record else "loss"
-        progress.update(task, score=f"{name} {score:.4f}")
+    if (found := score_in(manifest, record)) is not None:
+        progress.update(task, score=f"{found[0].label} {found[1]:.4f}")
 
 
 def progress_bars(console: Console) -> Progress:

@@ -41,6 +41,9 @@ class Job:
     seed: int = 0
     tables: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "local", self.local.for_rounds(self.schedule.rounds))
+
     def check(self) -> None:
         """Check what was built in Python as strictly as a config is."""
         kind = type(self.algorithm)
@@ -49,6 +52,7 @@ class Job:
         if ALGORITHMS.knows(kind):
             checked(kind, "algorithm", asdict(self.algorithm))
         checked(Local, "local", asdict(self.local))
+        checked(Schedule, "", asdict(self.schedule))
         if self.privacy is not None:
             checked(Privacy, "privacy", asdict(self.privacy)).check(self.algorithm)
 

@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm
+from personafl.algorithms.dry_run import kept_optimizer_state
 from personafl.algorithms.extras import needs_validation, newcomer_rounds, sent_to_newcomer
 from personafl.engines.base import Engine, Work
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client
+from personafl.federation.missing import filled_clients
 from personafl.federation.scaling import standardized_as
+from personafl.federation.sequences import as_wanted
+from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.states import State
 from personafl.storage.checkpoint import Checkpoint
 from personafl.training.clients import LocalClients
@@ -34,20 +38,39 @@ def newcomer_federation(
     """The newcomers' data, checked against the model of a run.
 
     Newcomers that bring no splits of their own train on everything, or keep a fifth for validation where the
-    algorithm chooses something on it. Where the run's data was standardized, theirs is in the same way.
+    algorithm chooses something on it. Where the run's data was standardized or filled in, theirs is in the same way.
     """
     splits = (0.8, 0.2, 0.0) if needs_validation(algorithm) else (1.0, 0.0, 0.0)
+    classes, expected = resolved.get("classes"), read_shape(resolved["input_shape"])
+    padded = {client: as_wanted(brought, expected) for client, brought in data.items()}
     federation = Federation.from_clients(
-        data, splits=splits, classes=resolved.get("classes"), name="newcomers", constants=constants
-    )
-    shape, expected = tuple(federation.x.shape[1:]), tuple(resolved["input_shape"])
+        filled_clients(padded, constants), splits=splits, classes=classes,
+        label_type="numbers" if classes is None else "auto", name="newcomers", constants=constants,
+    )  # fmt: skip
+    shape = shape_of(federation.x)
     if shape != expected:
-        raise DataError(f"the newcomer's samples have shape {shape}, the model wants {expected}")
+        raise DataError(
+            f"the newcomer's samples have shape {shape_text(shape)}, the model wants {shape_text(expected)}"
+        )
     return standardized_as(federation, constants)
+
+
+def features_as(x: Any, resolved: dict[str, Any], constants: State) -> Inputs:
+    """Samples as the models of a run want them: padded, filled in and standardized as the run's data was."""
+    samples = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+    padded = as_wanted((x, np.zeros(samples, np.int64)), read_shape(resolved["input_shape"]))
+    federation = Federation.from_clients(
+        filled_clients({"x": padded}, constants), splits=(1.0, 0.0, 0.0), splitting="end"
+    )
+    return standardized_as(federation, constants).x
 
 
 def read_newcomers(path: Path) -> dict[str, Any]:
     """One `.npz` file, or a folder with one for each newcomer; the id is the file's name."""
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}; a relative path starts at the working directory")
+    if path.is_file() and path.suffix != ".npz":
+        raise DataError(f"{path} is not a .npz file: save the newcomer's samples with numpy.savez(path, x=x, y=y)")
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} holds no .npz file; put one file a newcomer there, with the arrays x and y")
@@ -77,6 +100,7 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
             sent = sent_to_newcomer(algorithm, server, {name: value[0] for name, value in up.items()})
             if number == 0:
                 begun = algorithm.new_client(found.tensors["theta0"], sent.one(0))
+                begun |= kept_optimizer_state(algorithm, engine.local, begun, sent.one(0))
                 own = {name: value[None] for name, value in begun.items()}
             result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from personafl.engines.base import Engine
-from personafl.kernels.task import cross_entropy
 from personafl.states import Ints
-from personafl.training.evaluation import AT_ONCE, Personal
+from personafl.training.evaluation import Personal, common_model
 
 MOST = 2_000_000
 """Test samples up to which predictions are kept; about 20 bytes each."""
@@ -28,7 +27,7 @@ class Predictions:
         self._engine, self._ids, self._common = engine, ids, common
         self._sizes = engine.federation.sizes("test")
         samples, single = self._sizes[ids].sum(), engine.federation.y.dim() == 1
-        self._wanted = engine.task.objective is cross_entropy and single and 0 < samples <= MOST
+        self._wanted = engine.task.classification and single and 0 < samples <= MOST
         self._owners: list[Ints] = []
         self._parts: list[pa.Table] = []
 
@@ -56,10 +55,9 @@ class Predictions:
             absent = {name.replace("personal", "global"): c.type for name, c in columns.items() if "personal" in name}
             columns |= {name: pa.nulls(len(index), kind) for name, kind in absent.items()}
             return pa.table(columns)
-        some = [ids[i : i + AT_ONCE] for i in range(0, len(ids), AT_ONCE)]
         parts = [
-            pa.table(_columns("global", self._engine.outputs(self._common, few, "test")))
-            for few in some
+            pa.table(_columns("global", self._engine.outputs(theta, few, "test")))
+            for few, theta in common_model(self._engine, self._common, ids)
             if self._sizes[few].sum()
         ]
         common = pa.concat_tables(parts).combine_chunks()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from personafl.algorithms.base import Algorithm
-from personafl.kernels.task import LOSSES
 from personafl.registry import described
 from personafl.settings import Schedule
 from personafl.states import State
@@ -69,14 +68,16 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": clients.seed,
-        **asdict(schedule),
+        **schedule.table(),
         "algorithm": described(algorithm),
         **origin.tables,
-        "local": asdict(clients.local),
+        "local": clients.local.table(),
         **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
         "resolved": {
             **origin.resolved,
-            "loss": next((name for name, known in LOSSES.items() if known is task.objective), "custom"),
+            "task": task.kind.settings,
+            "loss": task.kind.loss_name,
+            "metrics": {measure.name: measure.table() for measure in task.kind.measures},
             "parameters": task.size,
         },
         "versions": {

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.engines.base import torch_threads
 from personafl.errors import RunError, TrainingFailed
+from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.states import Ints, State
@@ -26,6 +29,7 @@ from personafl.storage import checkpoint
 from personafl.storage.client_log import ClientLog
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import Clients
+from personafl.training.early_stopping import check_possible, why_stop
 from personafl.training.evaluation import ServerSnapshot, client_table, summary
 from personafl.training.events import Listener
 
@@ -48,6 +52,7 @@ class Runner:
         self.clients, self.schedule = clients, schedule
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
         self.theta0 = clients.task.theta0.to(clients.device)
+        self._made: tuple[int, Tensor | None] | None = None
         count = len(clients.client_index)
         self.round = 0
         self.server = algorithm.new_server(self.theta0, count)
@@ -55,6 +60,9 @@ class Runner:
         self.steps, self.active, self.failed, self.gradients = np.zeros((4, count), np.int64)
         self.traffic = {"bytes_up": 0, "bytes_down": 0}
         self._stop: int | None = None  # the signal that asked for it
+        self.stopped = ""  # why the run ends before its last round
+        self._scores: list[dict[str, Any]] = []  # the evaluations so far
+        check_possible(schedule, clients.client_index.sizes["val"][self._evaluated()])
 
     def _start(self) -> None:
         """Nobody was active yet."""
@@ -90,6 +98,11 @@ class Runner:
             self._restore(found)
             checkpoint.prune(self.folder.checkpoints, self.round)
         self.folder.rewind(self.round, *(() if found is None else (found.files or None, found.timings or None)))
+        self._scores = self.folder.rounds() if self.schedule.patience is not None else []
+        before = self.folder.manifest()
+        asked = before.get("patience"), before.get("min_delta", 0.0)
+        if self._scores and asked == (self.schedule.patience, self.schedule.min_delta):
+            self.stopped = str(self._scores[-1].get("stopped", ""))
         return found is not None
 
     def run(self) -> None:
@@ -106,8 +119,10 @@ class Runner:
             listener.started(self.manifest, self.round)
         try:
             with torch_threads(self.clients.threads), on_stop(self._asked_to_stop), torch.no_grad():
-                while self.round < self.schedule.rounds:
+                while self.round < self.schedule.rounds and not self.stopped:
                     self.step()
+                if self.stopped:
+                    self.folder.note("stopped", {"round": self.round, "why": self.stopped})
                 self._write_models()
                 self.folder.merge_clients()
         finally:
@@ -127,6 +142,7 @@ class Runner:
         if last or _due(round, self.schedule.eval_every):
             start = time.perf_counter()
             record |= self._evaluate(last)
+            last = last or bool(self.stopped)
             seconds["evaluation"] = time.perf_counter() - start
         seconds["round"] = time.perf_counter() - begun
         for listener in self.listeners:
@@ -190,25 +206,38 @@ class Runner:
         saved = any(self.folder.checkpoints.glob("round-*.json"))
         return f"the last good checkpoint is kept in {self.folder.checkpoints}" if saved else "no checkpoint yet"
 
-    def _evaluate(self, last: bool) -> dict[str, float]:
-        clients, ids = self.clients, self._evaluated()
-        columns = clients.measure(self.snapshot(last), ids)
-        table = client_table(
-            clients.client_index,
-            clients.task,
-            self.round,
-            columns,
-            self.steps,
-            self.active,
-            self.failed,
-            self.gradients,
-            ids,
-        )
+    def _evaluate(self, last: bool) -> dict[str, Any]:
+        table, prepared = self._measured(last)
+        if not last and self._stops_early(table):
+            now, at_the_end = (self.algorithm.evaluation_program(last) for last in (False, True))
+            if now != at_the_end:  # the models of a last round are others
+                table, prepared = self._measured(last=True)
         reported = server_report(self.algorithm, self.server)
         for listener in self.listeners:
             listener.evaluated(self.round, table, reported)
-        prepared = int(np.nansum(columns["gradients"]))
-        return summary(table) | ({"evaluation_gradients": prepared} if prepared else {})
+        stopped = {"stopped": self.stopped} if self.stopped else {}
+        return (
+            summary(table, self.clients.task.kind.measures)
+            | ({"evaluation_gradients": prepared} if prepared else {})
+            | stopped
+        )
+
+    def _measured(self, last: bool) -> tuple[pa.Table, int]:
+        """The rows of an evaluation, and the gradients that were computed for it."""
+        clients, ids = self.clients, self._evaluated()
+        columns = clients.measure(self.snapshot(last), ids)
+        counts = self.steps, self.active, self.failed, self.gradients
+        table = client_table(clients.client_index, clients.task, self.round, columns, *counts, ids)
+        return table, int(np.nansum(columns["gradients"]))
+
+    def _stops_early(self, table: pa.Table) -> bool:
+        if self.schedule.patience is None:
+            return False
+        self._scores.append({"round": self.round, **summary(table, self.clients.task.kind.measures)})
+        self.stopped = why_stop(self.schedule, ranking(self.clients.task.kind.measures), self._scores)
+        if self.stopped:
+            log.info("round %d: the run ends here, because %s", self.round, self.stopped)
+        return bool(self.stopped)
 
     def _evaluated(self) -> Ints:
         return self.schedule.evaluated(self.clients.seed, len(self.clients.client_index))
@@ -219,12 +248,18 @@ class Runner:
         def send(ids: Ints) -> Sent:
             return sent_for_evaluation(self.algorithm, self.server, torch.from_numpy(ids))
 
-        common = self.algorithm.global_model(self.server)
-        return ServerSnapshot(self.round, last, send, common, self.theta0, self._models_kept())
+        return ServerSnapshot(self.round, last, send, self._common(), self.theta0, self._models_kept())
+
+    def _common(self) -> Tensor | None:
+        """The model that serves everybody, for use; made once a round, because its statistics take all data."""
+        if self._made is None or self._made[0] != self.round:
+            theta = self.algorithm.global_model(self.server)
+            self._made = self.round, None if theta is None else self.clients.with_statistics(theta)
+        return self._made[1]
 
     def _models_kept(self) -> NDArray[np.bool_]:
         """Whose personalized models are written: everybody's, or those of clients that were ever active."""
-        fits = len(self.active) * self.clients.task.size * 4 <= self.schedule.models_mb * 2**20
+        fits = len(self.active) * self.clients.task.full_size * 4 <= self.schedule.models_mb * 2**20
         return np.ones(len(self.active), np.bool_) if fits else self.active > 0
 
     # --- what is kept --------------------------------------------------------------------------------------
@@ -267,7 +302,7 @@ class Runner:
         self.traffic = {name: int(found.values[name]) for name in self.traffic}
 
     def _write_models(self) -> None:
-        common = self.algorithm.global_model(self.server)
+        common = self._common()
         if common is not None:
             self.folder.write_models("global", self.clients.task.state_dict(common.cpu()), {"format": "pt"})
         self.clients.write(self.folder, self.snapshot(last=True), self._evaluated())

@@ -38,6 +38,20 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
         assert same(site_model(site), wanted)
 
 
+def test_sites_keep_the_state_of_their_optimizer(tmp_path):
+    """And know how long a cosine is, which has the run's rounds."""
+    local = {"steps": 2, "batch_size": 4, "lr": 0.1, "optimizer": "adamw", "optimizer_state": "kept"}
+    local |= {"schedule": "cosine", "warmup": 1, "groups": {"*.bias": 0.5}}
+    data = federation()
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    ours = flower(tmp_path / "flower", grid, "ditto", local=local)
+    reference = loop(tmp_path / "loop", "ditto", data, local=local)
+    assert same(server_state(ours), server_state(reference)) and same_clients(ours, reference)
+    for client, state in loop_states(reference).items():
+        assert "optimizer.v.square" in state
+        assert same(site_state(tmp_path / "sites" / client / "site.toml", 3), state)
+
+
 def test_what_is_held_back_at_sites_is_what_the_loop_engine_holds_back(tmp_path):
     data, local = federation(), {"steps": 2, "batch_size": 4, "lr": 0.1, "held_back": 0.5}
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))

@@ -61,6 +61,18 @@ WAYS = {
         LAST | {"steps": 40, "weight_decay": 0.0}, {"name": "fedprox", "mu": 10.0}, "one of its 40 weighs 1,"
     ),
     "a learning rate of next to nothing": (LAST | {"lr": 1e-30, "weight_decay": 0.0}, "ditto", "weighs 0.5"),
+    "by rates that rise within a round": (
+        LAST | {"weight_decay": 0.0, "schedule_over": "steps", "warmup": 1000}, "fedavg", "one of its 40 weighs 0.67"
+    ),
+    "by a group that forgets": (
+        LAST | {"lr": 0.001, "groups": {"head": 100.0}}, "fedavg", "one of its 40 weighs 1,"
+    ),
+    "by steps that Adam makes equally long": (
+        LAST | {"weight_decay": 0.0, "steps": 40, "optimizer": "adam"}, "fedavg", "one of its 40 weighs 1,"
+    ),
+    "by clipping all but a small batch": (
+        LAST | {"weight_decay": 0.0, "steps": 40, "clip_norm": 1e-6}, "fedavg", "one of its 40 weighs 1,"
+    ),
     "the second of two batches of a step": (LAST | {"weight_decay": 0.0, "steps": 1}, "perfedavg", "weighs 1,"),
 }  # fmt: skip
 

@@ -28,6 +28,8 @@ from personafl.backends.flower.site_data import SiteSettings, read_data, read_si
 from personafl.config import read_tables
 from personafl.errors import ConfigError, PersonaflError
 from personafl.federation import Federation
+from personafl.federation.overview import label_counts
+from personafl.inputs import Shape, read_shape, shape_of, shape_text, tensors
 from personafl.version import __version__
 
 Grade = Literal["good", "warning", "bad"]
@@ -99,8 +101,9 @@ def _data(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
         yield Finding("data", "bad", str(error))
         return
     sizes = {split: int(fed.sizes(split)[0]) for split in ("train", "val", "test")}
-    shape = tuple(fed.x.shape[1:])
-    yield Finding("data", "good", f"{sum(sizes.values())} samples of shape {shape}, {fed.x.dtype}")
+    shape = shape_of(fed.x)
+    types = ", ".join(sorted({str(value.dtype) for value in tensors(fed.x)}))
+    yield Finding("data", "good", f"{sum(sizes.values())} samples of shape {shape_text(shape)}, {types}")
     shown = f"{sizes['train']} for training, {sizes['val']} for validation, {sizes['test']} for testing"
     if sizes["train"] < settings.least_samples:
         few = f"; with fewer than least_samples = {settings.least_samples} for training no answer leaves this site"
@@ -110,14 +113,14 @@ def _data(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
     if fed.classes is None:
         yield Finding("labels", "good", f"numbers from {float(fed.y.min()):g} to {float(fed.y.max()):g}")
     else:
-        counts = np.bincount(fed.y.numpy())
+        counts = label_counts(fed).sum(axis=0)
         per_class = ", ".join(f"{k}: {n}" for k, n in enumerate(counts) if n)
         alone = np.count_nonzero(counts) == 1
         yield Finding("labels", "warning" if alone else "good", f"samples of each class: {per_class}")
     yield from _fit(folder / "federation.toml", shape, fed)
 
 
-def _fit(path: Path, shape: tuple[int, ...], fed: Federation) -> Iterator[Finding]:
+def _fit(path: Path, shape: Shape, fed: Federation) -> Iterator[Finding]:
     """Whether the data is what the federation expects, where the operator told."""
     if not path.is_file():
         return
@@ -127,8 +130,8 @@ def _fit(path: Path, shape: tuple[int, ...], fed: Federation) -> Iterator[Findin
         yield Finding("fits federation.toml", "bad", str(error))
         return
     wrong = []
-    if "input_shape" in expected and tuple(expected["input_shape"]) != shape:
-        wrong.append(f"samples have shape {shape}, expected {tuple(expected['input_shape'])}")
+    if "input_shape" in expected and (wanted := read_shape(expected["input_shape"])) != shape:
+        wrong.append(f"samples have shape {shape_text(shape)}, expected {shape_text(wanted)}")
     if "classes" in expected and (fed.classes is None or fed.classes > expected["classes"]):
         labels = "are not classes" if fed.classes is None else f"go up to class {fed.classes - 1}"
         wrong.append(f"labels {labels}, expected {expected['classes']} classes that count from 0")

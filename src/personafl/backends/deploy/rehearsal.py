@@ -31,6 +31,7 @@ from personafl.backends.deploy.rehearsal_data import deal
 from personafl.config import read_tables
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
+from personafl.inputs import shape_of, written_shape
 from personafl.runs.watch import WatchedRun
 
 START, JOIN, RETURN = 120.0, 120.0, 180.0
@@ -265,7 +266,7 @@ def _chosen(known: tuple[str, ...], sites: int | Sequence[str] | None) -> tuple[
 def _fitted(tables: dict[str, Any], federation: Federation) -> dict[str, Any]:
     """A config with what the sites' data looks like."""
     own = tables.get("federation", {})
-    own |= {"clients": list(federation.ids), "input_shape": list(federation.x.shape[1:])}
+    own |= {"clients": list(federation.ids), "input_shape": written_shape(shape_of(federation.x))}
     own["min_answers"] = min(int(own.get("min_answers", 1)), len(federation))
     for key in ("classes", "outputs", "sites"):
         own.pop(key, None)

@@ -14,6 +14,7 @@ from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client
 from personafl.federation.splits import natural_order
+from personafl.inputs import one_tensor
 
 
 def deal(sites: Sequence[str], data: Path | None, place: Callable[[str], Path]) -> Federation:
@@ -32,10 +33,10 @@ def deal(sites: Sequence[str], data: Path | None, place: Callable[[str], Path]) 
     if data is None:
         digits = build(Digits(), Dirichlet(clients=len(sites), alpha=1.0))
         for name, client in zip(sites, digits.ids, strict=True):
-            parts = {split: pair for split, pair in digits.client(client).items() if len(pair[0])}
+            parts = {split: pair for split, pair in digits.client(client).items() if len(pair[1])}
             arrays: dict[str, Any] = {}
             for split, (x, y) in parts.items():
-                arrays |= {f"x_{split}": x.numpy(), f"y_{split}": y.numpy()}
+                arrays |= {f"x_{split}": one_tensor(x).numpy(), f"y_{split}": y.numpy()}
             np.savez(place(name), **arrays)
     else:
         for name, file in zip(sites, _files(sites, data), strict=True):

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import Sent
-from personafl.backends.flower.job import Layout, Order, fingerprint, read_job
+from personafl.backends.flower.job import Layout, Order, fingerprint, model_outputs, read_job, usual_task
 from personafl.backends.flower.members import FederationSettings, gather
 from personafl.backends.flower.messages import pack, unpack, values
 from personafl.backends.flower.server import FlowerClients
@@ -32,11 +32,14 @@ from personafl.backends.flower.site_data import read_site
 from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
+from personafl.inputs import written_shape
 from personafl.kernels.task import Task
+from personafl.metrics.measures import LOSS, measures_in
 from personafl.models import MODELS, default_model, initialize
 from personafl.models.weights import load_weights
 from personafl.registry import checked, class_path
 from personafl.storage.folder import RunFolder
+from personafl.tasks import TASKS
 from personafl.training.events import Listener
 from personafl.training.rounds import Origin, run_rounds
 
@@ -58,16 +61,16 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
         nodes, client_index = gather(grid, settings, before, seal)
         model = described.model or default_model(settings.input_shape)
-        described = replace(described, model=model)
-        outputs = settings.classes or settings.outputs
-        seed = described.seed
+        described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
+        kind, seed = described.task or usual_task(settings.classes), described.seed
+        outputs = model_outputs(kind, settings.classes, settings.outputs)
         module = initialize(model, settings.input_shape, outputs, seed)
-        seeded = fingerprint(Task(module, _loss(settings)).theta0)  # type: ignore[arg-type]
+        seeded = fingerprint(Task(module, kind).theta0)
         if described.weights is not None:
             load_weights(module, Path(described.weights))
         table = {key: value for key, value in described.tables()["model"].items() if key != "weights"}
         clients = FlowerClients(
-            nodes, client_index, settings, Task(module, _loss(settings)), described.algorithm, described.local, seed,  # type: ignore[arg-type]
+            nodes, client_index, settings, Task(module, kind), described.algorithm, described.local, seed,
             table, described.privacy, seeded,
         )  # fmt: skip
         resolved = {
@@ -77,7 +80,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             "clients": len(client_index),
             "sites": list(client_index.ids),
             "classes": settings.classes,
-            "input_shape": list(settings.input_shape),
+            "input_shape": written_shape(settings.input_shape),
             "input_dtype": next(nodes.card(client).dtype for client in nodes.where()),
             "outputs": outputs,
             # Nobody has seen the data: these are the same sites with samples of the same kind.
@@ -93,7 +96,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites."""
     values = read_tables(path)
-    for key in ("data", "partition", "splits", "engine", "methods"):
+    for key in ("data", "partition", "splits", "splitting", "engine", "methods"):
         if key in values:
             raise ConfigError(f"{path}: {key} has no place in the config of a federation: sites bring their own data")
     if "federation" not in values:
@@ -101,7 +104,11 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     settings: FederationSettings = checked(FederationSettings, "federation", values.pop("federation"))
     # A round in a federation takes long enough for a checkpoint, and so at most the round in flight is lost.
     described = parse({"checkpoint_every": 1, **values})
-    for key, registry, value in (("algorithm", ALGORITHMS, described.algorithm), ("model", MODELS, described.model)):
+    for key, registry, value in (
+        ("algorithm", ALGORITHMS, described.algorithm),
+        ("model", MODELS, described.model),
+        ("task", TASKS, described.task),
+    ):
         if value is not None and not registry.knows(type(value)):
             raise ConfigError(
                 f"{path}: {key} = {class_path(type(value))!r} has no name here, and sites take nothing but names: "
@@ -114,23 +121,18 @@ class RoundLog(Listener):
     """A line in the log for each round."""
 
     def started(self, manifest: dict[str, Any], round: int) -> None:
-        self._rounds = manifest["rounds"]
+        self._rounds, self._manifest = manifest["rounds"], manifest
         if round:
             log.info("going on after round %d", round)
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         away = len(record.get("dropped", ()))
-        score = "".join(
-            f", {name} {record[name]:.4f}" for name in ("personal_accuracy", "personal_loss") if name in record
-        )
+        names = [f"personal_{measure.name}" for measure in (*measures_in(self._manifest, [record]), LOSS)]
+        score = "".join(f", {name} {record[name]:.4f}" for name in names if name in record)
         log.info(
             "round %d of %d: %d of %d sites answered%s (%.1f s)",
             record["round"], self._rounds, record["active"] - away, record["active"], score, seconds["round"],
         )  # fmt: skip
-
-
-def _loss(settings: FederationSettings) -> str:
-    return "mse" if settings.classes is None else "cross_entropy"
 
 
 def _serve(grid: Grid, context: Context) -> None:

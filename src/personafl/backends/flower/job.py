@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.algorithms.base import Context, JobInfo, Sent
+from personafl.algorithms.base import JobInfo, Sent
+from personafl.algorithms.dry_run import blank_context
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
+from personafl.inputs import Shape
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
 from personafl.registry import checked, choose_known
 from personafl.settings import Local
 from personafl.states import State
+from personafl.tasks import TASKS, Classification, LearningTask, Regression
 from personafl.training.privacy import Privacy
 from personafl.version import __version__
 
@@ -40,13 +43,15 @@ class JobDescription:
     algorithm, model, local
         As tables of a config. A simulation may have a model and an algorithm of its own, which are not described.
     shape, outputs, classes
-        Of a sample; of the model; None for regression.
+        Of a sample, or of each of its inputs by name; of a label; None for regression.
     clients, groups
         How many there are, and the group of each where they have groups.
     theta0
         The SHA-256 of the initial weights.
     privacy
         What clients do to their answers before they send them, as a table of a config.
+    task
+        As a table of a config, where it is not the one that classes, or their absence, stand for.
     personafl
         The version that the server has.
     """
@@ -55,13 +60,14 @@ class JobDescription:
     algorithm: dict[str, Any]
     model: dict[str, Any]
     local: dict[str, Any]
-    shape: tuple[int, ...]
+    shape: Shape
     outputs: int
     classes: int | None
     clients: int
     groups: tuple[str, ...] | None
     theta0: str
     privacy: dict[str, Any] | None = None
+    task: dict[str, Any] | None = None
     personafl: str = __version__
 
     def text(self) -> str:
@@ -95,13 +101,21 @@ class JobDescription:
 
     def make_task(self, constants: State) -> Task:
         """The model with the initial weights that follow from the seed."""
-        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, constants)
-        return Task(module, "mse" if self.classes is None else "cross_entropy")
+        kind = self.make_kind()
+        outputs = model_outputs(kind, self.classes, self.outputs)
+        return Task(initialize(self.make_model(), self.shape, outputs, self.seed, constants), kind)
+
+    def make_kind(self) -> LearningTask:
+        """What is learned, from this machine's personafl."""
+        if self.task is None:
+            return usual_task(self.classes)
+        made: LearningTask = choose_known("task", self.task, TASKS)
+        return made
 
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:
         """The algorithm fitted to the run."""
         layers = tuple(zip(task.names, task.sizes, strict=True))
-        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups))
+        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups, task.kinds))
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,20 @@ class Order:
     theta0: Tensor | None = None
 
 
+def usual_task(classes: int | None) -> LearningTask:
+    """What is learned where nothing is said."""
+    return Regression() if classes is None else Classification()
+
+
+def model_outputs(kind: LearningTask, classes: int | None, outputs: int) -> int:
+    """How many outputs the model has, for labels of so many numbers.
+
+    >>> model_outputs(Classification(), 10, 1), model_outputs(Regression(), None, 3)
+    (10, 3)
+    """
+    return kind.outputs(torch.zeros(1, outputs), classes)
+
+
 def read_job(text: str) -> JobDescription:
     """The job of a message, checked."""
     try:
@@ -149,12 +177,7 @@ def fingerprint(theta: Tensor) -> str:
 
 def upload_of(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
     """Something with the names, types and shapes of what a client with this state sends up; no data is looked at."""
-    one = torch.ones((), dtype=torch.int64)
-
-    def nothing(theta: Tensor) -> State:
-        return {name: torch.zeros(()) for name in ("loss", "correct")}
-
-    ctx = Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+    ctx = blank_context(algorithm, local)
     carry = algorithm.begin(own, sent, ctx)[0]
     up = algorithm.finish(own, {name: value.clone() for name, value in carry.items()}, sent, ctx)[1]
     check_declared(algorithm.name, up, algorithm.uplink)

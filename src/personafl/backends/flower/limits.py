@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from personafl.engines.base import Result, Split, Work
 from personafl.engines.batches import BatchPlan
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError
-from personafl.kernels.task import Objective, Task, cross_entropy
+from personafl.kernels.task import Objective, Task
 from personafl.settings import Local
 from personafl.states import Ints, State
 from personafl.streams import Key
@@ -60,19 +61,32 @@ class SiteEngine(LoopEngine):
         if work.purpose == "train" and self.sends:
             # Self-FL's augmented form also sends the model from before its extra steps.
             early = max(count - int(getattr(program, "extra_steps", 0)), 1)
-            keep = self._keep(work)
             for taken in {count, early}:
-                self._check_least(plan, taken, program, keep)
+                for factor in self._factors_of(program):
+                    rates = factor * self._rates(work.round, count)[:taken]
+                    self._check_least(plan, taken, program, rates, self._keep(work, rates))
         return plan
 
-    def _keep(self, work: Work) -> float:
-        """How much of a step is left after the next: weight decay and proximal terms make training forget."""
-        rate = self.local.rate(max(work.round, 1))
+    def _factors_of(self, program: Program) -> list[float]:
+        """Those of the learning rate, of the parameters that are trained."""
+        factors = sorted(set(self._rate_factors(program).tolist())) if self.local.groups else [1.0]
+        return [factor for factor in factors if factor > 0]
+
+    def _rates(self, round: int, steps: int) -> NDArray[np.float64]:
+        """The learning rate of each step."""
+        if self.local.schedule_over == "rounds":
+            return np.full(steps, self.local.rate(max(round, 1)))
+        return np.array([float(self.local.step_rate(step, steps)) for step in range(steps)])
+
+    def _keep(self, work: Work, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How much each step leaves of those before: weight decay and proximal terms make training forget."""
         pull = float(work.sent.shared.get("pull", torch.zeros(())))  # FedAMP's; `check_sent` has seen that it is there
         decay = self.local.weight_decay + float(getattr(work.program, "mu", 0.0))
-        return abs(1 - rate * decay) / abs(1 + rate * pull)
+        return np.abs(1 - rates * decay) / np.abs(1 + rates * pull)
 
-    def _check_least(self, plan: BatchPlan, steps: int, program: Program, keep: float) -> None:
+    def _check_least(
+        self, plan: BatchPlan, steps: int, program: Program, rates: NDArray[np.float64], keep: NDArray[np.float64]
+    ) -> None:
         here, samples, draws = self.settings, int(self.federation.sizes("train")[0]), batches_per_step(program)
         positions, counts = plan.positions[0, : steps * draws], plan.counts[0, : steps * draws]
         size, least = int(counts.max()), here.least_batch_size
@@ -87,7 +101,9 @@ class SiteEngine(LoopEngine):
         if behind < here.least_samples:
             why = f"answers with at least {here.least_samples} different training samples behind it (least_samples)"
             raise ConfigError(f"site {here.id} {why}: {steps} steps of {size} would use {behind} of its {samples}")
-        share = max(largest_share(positions[d::draws], counts[d::draws], keep) for d in range(draws))
+        share = max(largest_share(positions[d::draws], counts[d::draws], keep, rates) for d in range(draws))
+        if self.local.optimizer != "sgd" or self.local.clip_norm is not None:
+            share = max(share, 1 / int(counts.min()))  # they change the length of steps: one may be all that counts
         if not share * least <= 1 + 1e-9:
             why = f"answers where no sample weighs more than 1/{least} (least_batch_size): in these {steps} steps one "
             why += f"of its {samples} weighs {share:.2g}, as the last batch of an epoch is small or steps are forgotten"
@@ -97,9 +113,9 @@ class SiteEngine(LoopEngine):
         """Sums to which no sample adds more than `MOST_LOSS`."""
         with torch.no_grad():
             sums = self._bounded.evaluate(theta if theta.dim() == 1 else theta[0], self._samples(int(ids[0]), split))
-        return {name: np.array([float(value)], np.float64) for name, value in sums.items()}
+        return {name: value.double().cpu().numpy()[None] for name, value in sums.items()}
 
-    def _measures(self) -> dict[str, Objective]:
+    def summed(self) -> dict[str, Objective]:
         return {"loss": self._bounded.objective, **self._bounded.metrics}
 
     @cached_property
@@ -108,13 +124,20 @@ class SiteEngine(LoopEngine):
         if not self.task.classification:
             return self.task
 
-        def loss(outputs: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(outputs, y).clamp(max=MOST_LOSS)
+        exact = self.task.objective
 
-        return Task(self.task.template, loss, self.task.metrics)
+        def loss(outputs: Tensor, y: Tensor) -> Any:
+            found = exact(outputs, y)
+            if isinstance(found, tuple):
+                return found[0].clamp(max=MOST_LOSS), found[1]
+            return found.clamp(max=MOST_LOSS)
+
+        return Task(self.task.template, self.task.kind.with_own(loss))
 
 
-def largest_share(positions: Ints, counts: Ints, keep: float) -> float:
+def largest_share(
+    positions: Ints, counts: Ints, keep: float | NDArray[np.float64], rates: float | NDArray[np.float64] = 1.0
+) -> float:
     """The largest weight of a single sample in a sum of steps, each a mean over its batch, of all steps' weight.
 
     Parameters
@@ -122,7 +145,9 @@ def largest_share(positions: Ints, counts: Ints, keep: float) -> float:
     positions, counts
         A row and a number of samples for each step, as `BatchPlan` has them.
     keep
-        How much of a step is left after the next one.
+        How much each step leaves of those before it.
+    rates
+        The learning rate of each step.
 
     Examples
     --------
@@ -131,8 +156,9 @@ def largest_share(positions: Ints, counts: Ints, keep: float) -> float:
     >>> largest_share(np.array([[0, 1, 2, 3], [4, 4, 4, 4]]), np.array([4, 1]), 1.0)
     0.5
     """
+    left = np.broadcast_to(np.asarray(keep, np.float64), len(counts))[:0:-1]
     with np.errstate(over="ignore"):
-        weights = np.float64(keep) ** np.arange(len(counts) - 1, -1, -1)
+        weights = rates * np.cumprod(np.concatenate([[1.0], left]))[::-1]
     real = np.arange(positions.shape[1]) < counts[:, None]
     each = np.bincount(positions[real] - positions.min(), (real * (weights / counts)[:, None])[real])
     return float(each.max() / weights.sum())
@@ -152,7 +178,7 @@ def check_model(here: SiteSettings, job: JobDescription, constants: State) -> No
     if max(layers) > MOST_LAYERS:
         raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
     with torch.device("meta"):
-        made = model.build(job.shape, job.outputs, constants)
+        made = model.build(job.shape, job.outputs, constants)  # type: ignore[arg-type]
     check_most(here, "most_parameters", sum(p.numel() for p in made.parameters()), "parameters")
 
 

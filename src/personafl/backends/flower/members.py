@@ -14,6 +14,7 @@ from personafl.backends.flower.signing import OperatorSeal
 from personafl.errors import DataError, RunError
 from personafl.federation.arrays import SPLITS
 from personafl.federation.splits import natural_order
+from personafl.inputs import Shape, parts, shape_text
 from personafl.settings import check
 from personafl.training.evaluation import ClientIndex
 from personafl.version import __version__
@@ -26,7 +27,7 @@ class FederationSettings:
     Parameters
     ----------
     input_shape
-        The shape of one sample.
+        The shape of one sample; of several inputs a table with the shape of each, {ids = [32], mask = [32]}.
     classes
         How many there are; left out for regression.
     outputs
@@ -53,7 +54,7 @@ class FederationSettings:
         no limit.
     """
 
-    input_shape: tuple[int, ...]
+    input_shape: Shape
     classes: int | None = None
     outputs: int = 1
     clients: tuple[str, ...] = ()
@@ -67,7 +68,8 @@ class FederationSettings:
 
     def __post_init__(self) -> None:
         shape = self.input_shape
-        check("federation.input_shape", shape, all(size >= 1 for size in shape), "sizes of at least 1")
+        sizes = [size for each in parts(shape).values() for size in each]
+        check("federation.input_shape", shape, all(size >= 1 for size in sizes), "sizes of at least 1")
         check("federation.classes", self.classes, self.classes is None or self.classes >= 2, "at least 2, or left out")
         check("federation.outputs", self.outputs, self.outputs >= 1, "at least 1")
         twice = [client for client in self.clients if self.clients.count(client) > 1]
@@ -93,7 +95,8 @@ class FederationSettings:
         if card.personafl != __version__:
             raise DataError(f"{who} has personafl {card.personafl}, the server {__version__}: install that")
         if card.shape != self.input_shape:
-            raise DataError(f"{who} has samples of shape {card.shape}, expected {self.input_shape}")
+            here, expected = shape_text(card.shape), shape_text(self.input_shape)
+            raise DataError(f"{who} has samples of shape {here}, expected {expected}")
         if (card.classes == 0) != (self.classes is None):
             kinds = ("classes", "numbers")
             raise DataError(f"{who} has labels that are {kinds[card.classes == 0]}, expected {kinds[not self.classes]}")
@@ -101,8 +104,9 @@ class FederationSettings:
             raise DataError(f"{who} has {card.classes} classes, expected at most {self.classes}")
         if self.classes is None and card.outputs != self.outputs:
             raise DataError(f"{who} has labels of {card.outputs} numbers, expected {self.outputs}")
-        if card.dtype not in KINDS:
-            raise DataError(f"{who} has samples of type {card.dtype}; known: {', '.join(KINDS)}")
+        for kind in parts(card.dtype).values():
+            if kind not in KINDS:
+                raise DataError(f"{who} has samples of type {kind}; known: {', '.join(KINDS)}")
         for split in SPLITS:
             if (count := getattr(card, split)) > self.most_samples:
                 raise DataError(

@@ -6,6 +6,7 @@ is, and everything else goes by the sites' own names.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -19,14 +20,15 @@ from personafl.backends.flower.messages import plain, values
 from personafl.backends.flower.replies import Replies
 from personafl.backends.flower.signing import OperatorSeal
 from personafl.errors import DataError, RunError
+from personafl.inputs import Shape, parts, read_shape
 
 log = logging.getLogger("personafl")
 
 ANSWER = 60.0
 """Seconds that a node has to say who it is; then, and when it was refused, it is asked again after this time."""
 CARD = {
-    "client": str, "group": str, "train": int, "val": int, "test": int, "classes": int, "outputs": int, "shape": list,
-    "dtype": str, "personafl": str, "torch": str, "python": str,
+    "client": str, "group": str, "train": int, "val": int, "test": int, "classes": int, "outputs": int, "inputs": str,
+    "personafl": str, "torch": str, "python": str,
 }  # fmt: skip
 SIZES = 2**40
 
@@ -42,8 +44,8 @@ class SiteInfo:
     test: int
     classes: int
     outputs: int
-    shape: tuple[int, ...]
-    dtype: str
+    shape: Shape
+    dtype: str | dict[str, str]
     personafl: str
     torch: str
     python: str
@@ -172,9 +174,23 @@ def _card(content: RecordDict) -> SiteInfo:
         raise DataError("it has no name of 1 to 200 characters")
     if not all(0 <= found[split] < SIZES for split in ("train", "val", "test")):
         raise DataError(f"site {found['client']} has numbers of samples that cannot be")
-    if not all(type(size) is int for size in found["shape"]):
-        raise DataError(f"site {found['client']} has samples whose shape is not made of numbers")
-    return SiteInfo(**{**found, "shape": tuple(found["shape"])})
+    return SiteInfo(**_inputs(str(found.pop("inputs")), found["client"]), **found)
+
+
+def _inputs(text: str, client: str) -> dict[str, Any]:
+    """Shape and type of a sample, or of each of its inputs by name."""
+    try:
+        found = json.loads(text)
+        shape, dtype = read_shape(found["shape"]), found["dtype"]
+        sizes = [size for each in parts(shape).values() for size in each]
+        alike = isinstance(dtype, dict) == isinstance(shape, dict) and parts(shape).keys() == parts(dtype).keys()
+        if not alike or not all(type(kind) is str for kind in parts(dtype).values()):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise DataError(f"site {client} does not say what its samples are") from None
+    if not all(type(size) is int for size in sizes):
+        raise DataError(f"site {client} has samples whose shape is not made of numbers")
+    return {"shape": shape, "dtype": dtype}
 
 
 def missing(nodes: Nodes, wanted: Iterable[str], waited: float) -> RunError:

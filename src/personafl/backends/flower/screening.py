@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent
 from personafl.errors import DataError
-from personafl.kernels.task import LOSSES, Task, correct
+from personafl.kernels.task import Task
 from personafl.states import State
 from personafl.training.evaluation import ClientIndex
 
@@ -72,7 +72,7 @@ def check_measures(columns: State, client_index: ClientIndex, i: int, task: Task
     has_common
         Whether there is a global model; without one its measures are not numbers.
     """
-    sums = ("loss", *task.metrics)
+    sums = ("loss", *task.kind.columns)
     measured = {f"{who}_{tag}{name}": (who, tag, name) for who in ("personal", "global")
                 for tag in ("", "val_", "held_") for name in sums}  # fmt: skip
     sizes = {"": int(client_index.sizes["test"][i]), "val_": int(client_index.sizes["val"][i])}
@@ -87,20 +87,21 @@ def check_measures(columns: State, client_index: ClientIndex, i: int, task: Task
                 raise DataError(f"{column} is {value:g}, expected a number")
             continue
         who, tag, name = measured[column]
-        if who == "global" and not has_common and np.isnan(value):
-            continue
+        if np.isnan(value) and ((who == "global" and not has_common) or name not in ("loss", "correct")):
+            continue  # there is no such model, or a metric has no value, such as an AUC of one class
         low, high = _range(name, sizes[tag], task, client_index)
         if not low <= value <= high:
             raise DataError(f"{column} is {value:g}, expected {low:g} to {high:g}")
 
 
 def _range(name: str, n: int, task: Task, client_index: ClientIndex) -> tuple[float, float]:
-    """What a sum over n samples can be."""
-    if task.metrics.get(name) is correct and client_index.counted:
+    """What a sum over n samples, or the value of a metric, can be."""
+    if name == "correct":
         return 0, n
-    if name == "loss" and task.objective in LOSSES.values():
-        return 0, n * MOST_LOSS
-    return -n * MOST_LOSS, n * MOST_LOSS
+    if name == "loss":
+        return (-n if task.kind.loss_name == "custom" else 0) * MOST_LOSS, n * MOST_LOSS
+    metric = next(metric for metric in task.kind.measures if metric.name == name)
+    return max(metric.low, -MOST_LOSS), min(metric.high, MOST_LOSS)
 
 
 def _norm(value: Tensor, base: Tensor | None = None) -> float:

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent, Uploads
-from personafl.backends.flower.job import JobDescription, Layout, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import JobDescription, Layout, fingerprint, layout_of, upload_of, usual_task
 from personafl.backends.flower.members import FederationSettings
 from personafl.backends.flower.messages import pack, plain, unpack, values
 from personafl.backends.flower.nodes import Nodes, missing
@@ -97,7 +97,7 @@ class FlowerClients(Clients):
             seed=self.seed,
             algorithm=self._table,
             model=self._model,
-            local=asdict(self.local),
+            local=self.local.table(),
             shape=shape,
             outputs=classes or self.settings.outputs,
             classes=classes,
@@ -105,6 +105,7 @@ class FlowerClients(Clients):
             groups=self.client_index.groups,
             theta0=fingerprint(theta0),
             privacy=None if self.privacy is None else asdict(self.privacy),
+            task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
         )
         # Weights that follow from the seed are made at the sites; others have to be sent.
         self._given = self.job.theta0 != self._seeded
@@ -382,7 +383,7 @@ class FlowerClients(Clients):
         """One number a column: the sums of losses and metrics, and what the algorithm reports."""
         sent = snapshot.send(np.zeros(1, np.int64))
         reported = self.algorithm.report(self._first(sent), sent.one(0))
-        sums = ("loss", *self.task.metrics)
+        sums = ("loss", *self.task.kind.columns)
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
         out["gradients"] = ("float64", (1,))

@@ -23,6 +23,7 @@ from personafl.algorithms import Algorithm
 from personafl.backends.ray.start import connect
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
+from personafl.inputs import shape_of
 from personafl.kernels.task import Task
 from personafl.states import Ints, State
 from personafl.storage.folder import RunFolder
@@ -78,7 +79,7 @@ def simulated_clients(job: Job, folder: Path) -> FlowerClients:
     simulator = Simulator(federation, folder, (job.task, job.algorithm))
     try:
         settings = FederationSettings(
-            input_shape=tuple(federation.x.shape[1:]),
+            input_shape=shape_of(federation.x),
             classes=federation.classes,
             outputs=int(np.prod(federation.y.shape[1:])),
             clients=federation.ids,

@@ -31,6 +31,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
 from personafl.files import make_folder, write_tensors, write_text
+from personafl.inputs import dtype_of, shape_of, shape_text
 from personafl.kernels.task import Task
 from personafl.settings import Local
 from personafl.states import State
@@ -87,8 +88,7 @@ class Site:
             **{split: int(data.sizes(split)[0]) for split in ("train", "val", "test")},
             "classes": data.classes or 0,
             "outputs": int(np.prod(data.y.shape[1:])),
-            "shape": list(data.x.shape[1:]),
-            "dtype": str(data.x.dtype).removeprefix("torch."),
+            "inputs": json.dumps({"shape": shape_of(data.x), "dtype": dtype_of(data.x)}),
             "personafl": __version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
@@ -254,10 +254,13 @@ class Site:
     # --- its data and model ----------------------------------------------------------------------------------
 
     def _check(self, data: Federation, job: JobDescription) -> None:
-        shape, outputs = tuple(data.x.shape[1:]), data.classes or int(np.prod(data.y.shape[1:]))
+        shape, outputs = shape_of(data.x), data.classes or int(np.prod(data.y.shape[1:]))
         if shape != job.shape:
-            raise DataError(f"site {self.settings.id}: its samples have shape {shape}, the model wants {job.shape}")
-        if (data.classes is None) != (job.classes is None) or outputs != job.outputs:
+            here, wanted = shape_text(shape), shape_text(job.shape)
+            raise DataError(f"site {self.settings.id}: its samples have shape {here}, the model wants {wanted}")
+        if job.task is not None and self._own is None:
+            job.make_kind().check_labels(data.y)
+        elif job.task is None and ((data.classes is None) != (job.classes is None) or outputs != job.outputs):
             raise DataError(f"site {self.settings.id}: its labels are not what the federation's model puts out")
 
     def _keep(self, clients: LocalClients, order: Order, theta: Tensor, columns: Columns) -> None:

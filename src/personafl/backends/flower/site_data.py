@@ -12,8 +12,10 @@ from personafl.config import read_tables
 from personafl.errors import ConfigError, DataError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.folders import read_client
+from personafl.federation.labels import LabelType
 from personafl.federation.tabular import Columns, read_rows
 from personafl.federation.tabular_files import SUFFIXES, open_table
+from personafl.inputs import some
 from personafl.registry import checked
 from personafl.settings import check
 
@@ -35,6 +37,8 @@ class SiteSettings:
         The group of this client (a device type, a region).
     splits
         The shares of train, validation and test, where the data has no splits of its own.
+    length
+        What samples of unequal length are padded to: the same number at all sites.
     allow
         The algorithms that this site takes part in; all, if left out.
     least_noise
@@ -52,6 +56,8 @@ class SiteSettings:
     label, features, split
         Of a table: the column of labels, which are numbers; those of features (all others that hold numbers, if left
         out); the one that says train, val or test.
+    label_type
+        What labels are, as in docs/your-data.md, where floats are whole numbers: `classes` or `numbers`.
     threads
         torch threads. Their number changes the last bits of a result.
     orders, key
@@ -64,6 +70,7 @@ class SiteSettings:
     folder: str
     group: str | None = None
     splits: tuple[float, float, float] = DEFAULT_SPLITS
+    length: int | None = None
     allow: tuple[str, ...] = ()
     least_noise: float = 0.0
     most_epsilon: float | None = None
@@ -77,12 +84,14 @@ class SiteSettings:
     label: str | None = None
     features: tuple[str, ...] | None = None
     split: str | None = None
+    label_type: LabelType = "auto"
     threads: int = 1
     orders: str | None = None
     key: str | None = None
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
+        check("length", self.length, self.length is None or self.length >= 1, "at least 1")
         check("threads", self.threads, self.threads >= 1, "at least 1")
         both = (self.orders is None) == (self.key is None)
         check("orders", self.orders, both, "the operator's public key, with key, this site's private one; or neither")
@@ -148,6 +157,8 @@ def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None)
         splits=settings.splits,
         seed=seed,
         classes=classes,
+        length=settings.length,
+        label_type=settings.label_type,
         name=settings.id,
     )
 
@@ -167,7 +178,7 @@ def _only(saved: Federation, settings: SiteSettings, classes: int | None) -> Fed
     group = settings.group or (None if saved.groups is None else saved.groups[place])
     return replace(
         saved,
-        x=saved.x[first:last],
+        x=some(saved.x, slice(first, last)),
         y=saved.y[first:last],
         bounds=saved.bounds[place : place + 1] - first,
         ids=(settings.id,),
@@ -182,7 +193,8 @@ def _read_table(path: Path, settings: SiteSettings) -> Any:
     """What a table holds, as `from_clients` takes it."""
     if settings.label is None:
         raise ConfigError(f"site {settings.id}: {path.name} is a table, so label must name its column of labels")
-    rows = read_rows([open_table(path)], Columns(settings.label, settings.split, settings.features))
+    columns = Columns(settings.label, settings.split, settings.features, label_type=settings.label_type)
+    rows = read_rows([open_table(path)], columns)
     if rows.class_names is not None:
         raise DataError(
             f"site {settings.id}: the labels of {path.name} are text, which each site would number in its own way; "

@@ -23,9 +23,12 @@ from personafl.algorithms.base import Algorithm, Sent
 from personafl.engines import make_engine
 from personafl.errors import DataError
 from personafl.federation import Federation
-from personafl.kernels.task import Objective, Task
+from personafl.inputs import as_state, from_state
+from personafl.kernels.statistics import Moments
+from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 from personafl.states import Ints, State
+from personafl.tasks import LearningTask
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import Columns, ServerSnapshot
 from personafl.training.privacy import Privacy
@@ -39,8 +42,7 @@ class WorkerConfig:
     """What every actor is told once: what clients train, how, and with what."""
 
     module: nn.Module
-    objective: Objective
-    metrics: dict[str, Objective]
+    kind: LearningTask
     local: Local
     seed: int
     engine: str
@@ -77,7 +79,7 @@ class Shard:
         starts = np.cumsum(many) - many
         rows = torch.from_numpy(np.arange(many.sum()) + np.repeat(bounds[:, 0] - starts, many))
         fields = {
-            "x": federation.x.index_select(0, rows).numpy(),
+            **{name: value.index_select(0, rows).numpy() for name, value in as_state(federation.x).items()},
             "y": federation.y.index_select(0, rows).numpy(),
             "bounds": bounds - (bounds[:, :1] - starts[:, None]),
             "ids": tuple(federation.ids[i] for i in ids.tolist()),
@@ -90,8 +92,11 @@ class Shard:
         if self.path is None:
             # A copy of what is theirs alone: Ray's memory is for what is on its way, or for all.
             made = _mapped if self.everybody else torch.tensor
-            x, y = (made(self.fields[name]) for name in ("x", "y"))
-            return Federation(**{**self.fields, "x": x, "y": y}, scanned=True)
+            samples = {
+                name: made(self.fields[name]) for name in self.fields if name == "y" or name.partition(".")[0] == "x"
+            }
+            others = {name: value for name, value in self.fields.items() if name not in samples}
+            return Federation(x=from_state(samples), y=samples["y"], **others, scanned=True)
         federation = Federation.load(self.path)
         if federation.fingerprint != self.fingerprint:
             raise DataError(f"ray.data = {self.path!r} holds another federation than the one that is trained on")
@@ -114,7 +119,7 @@ class Worker:
     """An actor. It holds one shard, and more where other actors have died and there is no room for new ones."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self.config, self.task = config, Task(config.module, config.objective, config.metrics)
+        self.config, self.task = config, Task(config.module, config.kind)
         self._shards: dict[int, tuple[Shard, LocalClients]] = {}
         torch.set_num_threads(config.threads)
         torch.set_grad_enabled(False)
@@ -164,6 +169,11 @@ class Worker:
 
     def measure(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> Columns:
         return self._shards[number][1].measure(self._snapshot(number, view, shared), self._local(number, view.ids))
+
+    def moments(self, number: int, ids: Ints, theta: NDArray[Any], known: list[Moments]) -> Moments | None:
+        """What one call of a layer of batch normalization sees of these clients' data; see `Task.moments`."""
+        engine = self._shards[number][1].engine
+        return engine.moments(torch.tensor(theta).to(engine.device), self._local(number, ids), known)
 
     def rows(self, number: int, ids: Ints) -> Arrays:
         return arrays(self._shards[number][1].rows(self._local(number, ids)))

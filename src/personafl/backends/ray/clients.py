@@ -23,6 +23,8 @@ from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.backends.ray.actor import Arrays, ShardRequest, WorkerConfig, arrays
 from personafl.backends.ray.shards import Shards, by_value, message_bytes
 from personafl.engines.base import cores
+from personafl.inputs import some
+from personafl.kernels.statistics import Moments, by_layer
 from personafl.settings import require_ray
 from personafl.states import Ints, State
 from personafl.storage import checkpoint
@@ -56,11 +58,11 @@ class RayClients(Clients):
         self.client_index, self._folder = ClientIndex.of(federation), folder
         self.task, self.local, self.seed, self.privacy = task, job.local, job.seed, job.privacy
         self.threads, self.device = settings.threads or cores(), torch.device("cpu")
-        x, y = federation.x[:2], federation.y[:2]
+        x, y = some(federation.x, slice(2)), federation.y[:2]
         task.check(x, y)
         self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
         # Not the task: once it was used, it may hold tensors that cannot leave the process.
-        what = task.template, task.objective, task.metrics
+        what = task.template, task.kind
         config = WorkerConfig(
             *what, job.local, job.seed, self.engine, settings.memory, settings.state_memory, job.privacy
         )
@@ -72,7 +74,7 @@ class RayClients(Clients):
         if self.privacy is not None:
             self.privacy.check(algorithm)
         self.algorithm, self._theta0 = algorithm, theta0
-        self._like = first_state(algorithm, theta0)
+        self._like = first_state(algorithm, theta0, self.local)
         self._releases = np.zeros(len(self.client_index), np.int64)
         self.shards.open()
         self.shards.ask("start", dict.fromkeys(self.shards, (algorithm, theta0.numpy())))
@@ -121,6 +123,17 @@ class RayClients(Clients):
                 values = _tensors(answer["values"])
                 parts.append(Uploads(torch.tensor(ids), samples, values, self.algorithm.uplink, group))
         return Uploads.join(parts) if parts else Uploads(torch.arange(0), torch.arange(0), {}, self.algorithm.uplink)
+
+    def with_statistics(self, theta: Tensor) -> Tensor:
+        if self.privacy is not None or not self.task.lacks_statistics(theta):
+            return theta
+
+        def ask(known: Sequence[Moments]) -> Moments | None:
+            messages = {n: (self.shards.ids[n], theta.numpy(), list(known)) for n in self.shards}
+            found = [part for part in self.shards.ask("moments", messages).values() if part is not None]
+            return Moments.merged(found) if found else None
+
+        return torch.cat([theta, self.task.running(by_layer(ask))])
 
     def measure(self, snapshot: ServerSnapshot, ids: Ints) -> Columns:
         places = self.shards.places(ids)
@@ -225,7 +238,7 @@ class RayClients(Clients):
         return torch.tensor(models[0]) if same else None
 
     def _personal(self, snapshot: ServerSnapshot, ids: Ints) -> Iterator[Tensor]:
-        many = max(1, AT_ONCE // (4 * self.task.size))
+        many = max(1, AT_ONCE // (4 * self.task.full_size))
         for first in range(0, len(ids), many):
             some = ids[first : first + many]
             places = self.shards.places(some)

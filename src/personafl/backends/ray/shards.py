@@ -19,6 +19,7 @@ from personafl.backends.ray.start import connect
 from personafl.engines.base import cores
 from personafl.errors import ConfigError, PersonaflError, RunError
 from personafl.federation import Federation
+from personafl.inputs import tensors
 from personafl.settings import Local
 from personafl.states import Ints
 from personafl.version import __version__
@@ -234,7 +235,7 @@ class Shards:
 
     def _in_one_memory(self, ray: Any) -> Any:
         """Everybody's samples in the memory of the one machine that there is, if there is room for them."""
-        size = self._federation.x.nbytes + self._federation.y.nbytes
+        size = sum(part.nbytes for part in (*tensors(self._federation.x), self._federation.y))
         room = size <= self.share * ray.available_resources().get("object_store_memory", 0)
         one = sum(node["Alive"] for node in ray.nodes()) == 1
         if self._settings.data is not None or self._settings.gpus_per_actor or not (room and one):

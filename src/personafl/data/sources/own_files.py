@@ -10,10 +10,13 @@ from personafl.data.partitions import Partition
 from personafl.errors import ConfigError, DataError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.folders import FILE, read_folder
+from personafl.federation.labels import LabelType, check_label_type
+from personafl.federation.missing import Missing, check_missing
+from personafl.federation.splits import Splitting
 from personafl.federation.tabular import Columns, check_normalization, read_rows
 from personafl.federation.tabular_files import is_table, open_table
 
-_OF_TABLES = ("label", "client", "features", "categorical", "group", "split")
+_OF_TABLES = ("label", "client", "features", "categorical", "group", "split", "time")
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,28 @@ class Files:
     ----------
     path
         The folder or file; a relative path starts at the working directory.
-    label : str, optional
-        Of a table: the column of labels. It must be given.
+    label : str or list of str, optional
+        Of a table: the column of labels, or several. It must be given.
     client : str, optional
         Of a table: the column of client ids. Left out, a partition deals the rows.
-    features : str or list of str, optional
-        Of a table: the columns of features; left out, all others that hold numbers.
+    features : str, list of str or table, optional
+        Of a table: the columns of features; left out, all others that hold numbers. Several inputs are a table:
+        {numbers = ["age", "dose"], categories = ["ward"]}.
     categorical : list of str
         Of a table: columns of text, each of whose values becomes a feature that is 0 or 1.
     group, split : str, optional
         Of a table: the column of the clients' groups, and the one that says train, val or test.
+    time : str, optional
+        Of a table: a column of numbers or dates; each client's last rows by it are for testing, those before them for
+        validation.
+    label_type
+        `classes`, `numbers` (targets of a regression), `multilabel` (labels of 0 and 1, several a sample), or by what
+        is there: `auto`, as where it is left out.
+    missing
+        `error`, as where it is left out; or `fill`: missing numbers by the median and categories by the mode of the
+        training samples, with a feature 0 or 1 for each column that has gaps.
+    length : int, optional
+        What samples of unequal length are padded to; left out, the longest.
     normalize
         `standard`: (x − mean)/std, by the mean and standard deviation of all clients' training samples; or `none`.
     """
@@ -43,16 +58,23 @@ class Files:
     name: ClassVar[str] = "files"
 
     path: str = ""
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
     client: str | None = None
-    features: str | tuple[str, ...] | None = None
+    features: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] | None = None
     categorical: tuple[str, ...] = ()
     group: str | None = None
     split: str | None = None
+    time: str | None = None
+    # None, so that run.toml says nothing of them where a config does not: runs of earlier versions can be resumed.
+    label_type: LabelType | None = None
+    missing: Missing | None = None
+    length: int | None = None
     normalize: Literal["none", "standard"] = "none"
 
     def __post_init__(self) -> None:
         check_normalization(self.normalize)
+        check_label_type(self.label_type or "auto")
+        check_missing(self.missing or "error")
         if not self.path:
             raise ConfigError("data files: path is missing: name a folder with one .npz a client, or a table")
         if is_table(self.path):
@@ -77,13 +99,17 @@ class Files:
         """None where a column decides."""
         return DEFAULT_SPLITS if self.split is None else None
 
-    def federation(self, partition: Partition | None, splits: Sequence[float] | None, seed: int) -> Federation:
+    def federation(
+        self, partition: Partition | None, splits: Sequence[float] | None, seed: int, splitting: Splitting = "random"
+    ) -> Federation:
         """Read the data, and deal and split what does not come dealt and split."""
         path = Path(self.path).expanduser()
         if is_table(path):
             rows = read_rows([open_table(path)], self._columns())
             shares = splits or getattr(partition, "splits", None) or DEFAULT_SPLITS
-            made: Federation = rows.federation(Federation, partition, shares, seed, None, self.name, self.normalize)
+            made: Federation = rows.federation(
+                Federation, partition, shares, seed, None, self.name, self.normalize, splitting
+            )
             return made
         if not path.is_dir():
             raise DataError(f"data files: there is no folder {path}; a relative path starts at the working directory")
@@ -93,11 +119,17 @@ class Files:
             data, groups = read_folder(path)
             divided = isinstance(next(iter(data.values())), Mapping)
             federation = Federation.from_clients(
-                data, groups=groups or None, splits=splits or DEFAULT_SPLITS, seed=seed, name=self.name
-            )
-        if divided and splits is not None:
-            raise ConfigError(f"{path} says what is for training and testing: leave out the splits")
+                data, groups=groups or None, splits=splits or DEFAULT_SPLITS, splitting=splitting, seed=seed,
+                label_type=self.label_type or "auto", missing=self.missing or "error", length=self.length,
+                name=self.name,
+            )  # fmt: skip
+        if divided and (splits is not None or splitting != "random"):
+            key = "splits" if splits is not None else "splitting"
+            raise ConfigError(f"{path} says what is for training and testing: leave out the {key}")
         return federation.standardized() if self.normalize == "standard" else federation
 
     def _columns(self) -> Columns:
-        return Columns(self.label or "", self.client, self.features, self.categorical, self.group, self.split)
+        return Columns(
+            self.label or "", self.client, self.features, self.categorical, self.group, self.split, self.time,
+            self.label_type or "auto", self.missing or "error", self.length,
+        )  # fmt: skip

@@ -1,0 +1,53 @@
+"""A client program without data: what it asks for, what it keeps and what it sends, by running it on zero gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context
+from personafl.algorithms.optimizers import optimizer_state
+from personafl.settings import Local
+from personafl.states import State, each
+
+
+def blank_context(algorithm: Algorithm, local: Local) -> Context:
+    """A context of round 1 for a client with one sample; its validation data measures 0."""
+    one = torch.ones((), dtype=torch.int64)
+
+    def nothing(theta: Tensor) -> State:
+        return {name: torch.zeros(()) for name in ("loss", "correct")}
+
+    return Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+
+
+class ZeroGradient:
+    """A `Gradient` that is 0 everywhere and counts how often it is asked for."""
+
+    made = 0
+
+    def __call__(self, theta: Tensor, batch: int = 0, objective: Any = None, **extra: Tensor) -> Tensor:
+        self.made += 1
+        return torch.zeros_like(theta)
+
+    def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        self.made += 1
+
+    def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        return torch.zeros(1, 1)
+
+
+def first_step(algorithm: Algorithm, local: Local, own: State, sent: State) -> tuple[State, int]:
+    """The carry after a client's first step, and how many gradients the step computed."""
+    ctx, grad = blank_context(algorithm, local), ZeroGradient()
+    carry = each(torch.clone, algorithm.begin(own, sent, ctx)[0])
+    return algorithm.step(carry, sent, grad, ctx), grad.made
+
+
+def kept_optimizer_state(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
+    """What a client keeps of its optimizer besides its own state, as it begins: zeros."""
+    if local.optimizer_state == "fresh":
+        return {}
+    return each(torch.zeros_like, optimizer_state(first_step(algorithm, local, own, sent)[0]))

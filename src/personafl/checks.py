@@ -1,0 +1,54 @@
+"""How settings are checked: one line that names the setting, its value and what it must be."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from numbers import Integral, Real
+from typing import Any
+
+from personafl.errors import ConfigError
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "text"),
+}
+
+
+def check(key: str, value: Any, ok: bool, expected: str) -> None:
+    """Raise a ConfigError that names the setting, its value and its range."""
+    if not ok:
+        raise ConfigError(f"{key} = {value!r}: must be {expected}")
+
+
+def table_without_unused(settings: Any, first: str) -> dict[str, Any]:
+    """A dataclass of settings as a table; fields from `first` on are left out where they have their usual values.
+
+    They came after the first version: runs that do not use them are the same runs as before, in run.toml, for
+    `--resume` and for a comparison that looks for runs to reuse.
+    """
+    names = [field.name for field in fields(settings)]
+    later, usual = names[names.index(first) :], type(settings)()
+    return {k: v for k, v in asdict(settings).items() if k not in later or v != getattr(usual, k)}
+
+
+def check_types(prefix: str, settings: Any) -> None:
+    """Refuse a function or a text where a dataclass of settings has a number, before anything is compared with it.
+
+    >>> from personafl.settings import Schedule
+    >>> Schedule(rounds=2.5)
+    Traceback (most recent call last):
+      ...
+    personafl.errors.ConfigError: rounds = 2.5: must be a whole number
+    """
+    for field in fields(settings):
+        kinds = str(field.type).split(" | ")
+        value = getattr(settings, field.name)
+        known = [_KINDS[kind] for kind in kinds if kind in _KINDS]
+        if not known or (value is None and "None" in kinds):
+            continue
+        is_number = not isinstance(value, bool)
+        fits = any(isinstance(value, kind) and (is_number or kind is bool) for kind, _ in known)
+        words = " or ".join(word for _, word in known) + (", or left out" if "None" in kinds else "")
+        check(f"{prefix}{field.name}", value, fits, words)

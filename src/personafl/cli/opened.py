@@ -1,0 +1,18 @@
+"""A run folder as commands open it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from personafl.runs.run import Run
+
+
+def open_run(folder: Path, module: str | None) -> Run:
+    """The run, with the module that the user names for it; nothing that the folder names is imported."""
+    from personafl.runs.modules import named_module
+    from personafl.runs.run import load_run
+
+    run = load_run(folder)
+    return run if module is None else load_run(folder, module=named_module(module, run.manifest, run.constants))
