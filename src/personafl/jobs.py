@@ -260,7 +260,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
         if not job.task.template.training:
             log.warning(
                 "the model is in eval(), and stays so while clients train: dropout does nothing, and batch "
-                "normalization keeps its statistics, the same for all clients; call model.train() first if that is not meant"
+                "normalization keeps its statistics, the same for all clients; if that is not meant, call model.train()"
             )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
