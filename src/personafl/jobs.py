@@ -260,7 +260,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
         if not job.task.template.training:
             log.warning(
                 "the model is in eval(), and stays so while clients train: dropout does nothing, and batch "
-                "normalization keeps its statistics, the same for all clients; if that is not meant, call model.train()"
+                "normalization keeps its statistics, the same for all clients; call model.train() first if that is "
+                "not meant"
             )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
@@ -288,6 +289,8 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "fingerprint": federation.fingerprint,
         **frozen_and_eval(job.task.template),
     }
+    if job.engine.precision != "float32":
+        resolved["precision"] = job.engine.precision
     if "name" not in job.tables.get("model", {}):
         resolved["module"] = called(job.task.template)
     if job.privacy is not None and job.privacy.noise:

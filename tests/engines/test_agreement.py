@@ -41,7 +41,7 @@ MODELS = {
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(27, 4),
-    ),  # fmt: skip
+    ),
     "cnn with batch norm per client": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
     ),

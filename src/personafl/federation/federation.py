@@ -250,7 +250,7 @@ class Federation:
         seed
             The partition follows from it, and, for each client apart, the split.
         label_type
-            What y is: `classes`, `numbers` (targets of a regression) or `multi-label` (several labels of 0 and 1 a
+            What y is: `classes`, `numbers` (targets of a regression) or `multilabel` (several labels of 0 and 1 a
             sample). `auto` goes by the type of the numbers, and refuses floats that look like classes and one-hot
             labels.
         missing
@@ -486,7 +486,7 @@ class Federation:
             `error`; or `fill`: numbers by the median and categories by the mode of the training rows, with a feature
             0 or 1 for each column that has gaps. Labels, clients, groups, splits and times must be there.
         label_type
-            `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multi-label`, or by what is in the
+            `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multilabel`, or by what is in the
             column: `auto`.
         length, splits, splitting, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.

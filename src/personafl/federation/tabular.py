@@ -286,7 +286,7 @@ def _labels(
 ) -> tuple[NDArray[Any], tuple[str, ...] | None, list[str]]:
     """The labels of one column, or of several side by side; names of classes; what one should know of them."""
     y, names = labels_of_columns(pieces, columns.labels, table)
-    if names is not None and columns.label_type in ("numbers", "multi-label"):
+    if names is not None and columns.label_type in ("numbers", "multilabel"):
         raise DataError(
             f"{table.where}: column {columns.labels[0]!r} holds text ({listing(names, 3)}), and label_type = "
             f"{columns.label_type!r} wants numbers; leave label_type out for classes"

@@ -130,7 +130,7 @@ class KeyedDraws(TorchDispatchMode):
         place = f"draw {call} {'in training' if self._training else 'in use'}"
         if place not in self._frame.axes:
             self._frame.axes[place] = next((i for i, n in enumerate(shape) if n and n % self._frame.rows == 0), None)
-        axis = self._frame.axes[place]
+        axis: int | None = self._frame.axes[place]
         if axis is None:
             raise NoRows("random numbers are drawn for a batch and not for its samples")
         return axis

@@ -94,16 +94,17 @@ def by_vmap(model: OneClient) -> Run:
     def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
         one = partial(model.forward, training)
         dims = (0, 0, None if key is None else 0, 0)
-        outputs: Tensor = vmap(one, dims, randomness=model.frame.randomness(training))(params, x, key, weight)
+        mapped: Any = vmap(one, dims, randomness=model.frame.randomness(training))
+        outputs: Tensor = mapped(params, x, key, weight)
         return outputs
 
     return run
 
 
 def _watched(models: dict[bool, StackedModel]) -> Run:
-    def run(training: bool, *rest: Any) -> Tensor:
+    def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
         with WatchReads():  # type: ignore[no-untyped-call]
-            return models[training](*rest)
+            return models[training](params, x, key, weight)
 
     return run
 
@@ -184,12 +185,11 @@ def _filled(x: Inputs, row: Tensor) -> Inputs:
     taken = some(x, row.flatten().to(tensors(x)[0].device) % length(x))
 
     def one(part: Tensor) -> Tensor:
-        if part.is_floating_point() and part.device.type != "meta":
-            size = float(part.std()) if part.numel() > 1 else 1.0
-            noise = _perturbed(torch.zeros_like(part), 0.0, 0.1 * size, 11)
-            noise = noise.flatten(1)[row.flatten()].view(part.shape) if len(part) == row.numel() else noise
-            part = part + noise
-        return part.unflatten(0, row.shape)
+        # Whole numbers may be places in a table.
+        if part.is_floating_point() and not torch.equal(part, part.round()):
+            noise = _perturbed(torch.zeros_like(part), 0.0, 0.1 * float(part.std()), 11)
+            part = part + noise[row.flatten().to(part.device)]
+        return part.view(*row.shape, *part.shape[1:])
 
     return each_input(one, taken)
 

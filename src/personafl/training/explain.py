@@ -20,6 +20,7 @@ from personafl.kernels.task import Task
 from personafl.kernels.together import Together
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.states import State
+from personafl.tasks import task_of_labels
 from personafl.training.arguments import algorithm_of, check_federation, check_model
 
 WHY = {
@@ -58,8 +59,8 @@ class Explanation:
     algorithm, down, up, kept
         Bytes a client gets and sends in a round, and keeps between rounds.
     memory, at_once, cohort
-        Bytes that one client takes while it is worked on (a generous guess), how many clients fit in `engine.memory`, and
-        how many are active in a round.
+        Bytes that one client takes while it is worked on (a generous guess), how many clients fit in `engine.memory`,
+        and how many are active in a round.
     """
 
     model: str
@@ -101,14 +102,13 @@ class Explanation:
         return head + ([f"  because {self.reason}"] if self.reason else [])
 
     def _costs(self) -> list[str]:
-        chunks = -(-self.cohort // self.at_once)
+        chunks, together = -(-self.cohort // self.at_once), min(self.cohort, self.at_once)
         parts = "" if chunks == 1 else f", so {chunks} parts one after another"
         return [
             f"A round of {self.algorithm}, {self.cohort} clients:",
             f"  traffic  {_size(self.down)} down and {_size(self.up)} up a client, "
             f"{_size(self.cohort * (self.down + self.up))} in all",
-            f"  memory   about {_size(self.memory)} a client, {_size(min(self.cohort, self.at_once) * self.memory)} at once"
-            f"{parts}",
+            f"  memory   about {_size(self.memory)} a client, {_size(together * self.memory)} at once{parts}",
             f"  kept     {_size(self.kept)} a client between rounds",
         ]
 
@@ -139,7 +139,7 @@ def explain(
     check_federation(federation)
     check_model(module)
     chosen = FedAvg() if algorithm is None else algorithm_of(algorithm)
-    task = Task(module, "cross_entropy" if federation.classes is not None else "mse")
+    task = Task(module, task_of_labels(federation.y))
     return explain_task(task, federation, chosen, local or Local(), schedule or Schedule(), engine or EngineSettings())
 
 

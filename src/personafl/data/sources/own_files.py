@@ -44,7 +44,7 @@ class Files:
         Of a table: a column of numbers or dates; each client's last rows by it are for testing, those before them for
         validation.
     label_type
-        `classes`, `numbers` (targets of a regression), `multi-label` (labels of 0 and 1, several a sample), or by what
+        `classes`, `numbers` (targets of a regression), `multilabel` (labels of 0 and 1, several a sample), or by what
         is there: `auto`, as where it is left out.
     missing
         `error`, as where it is left out; or `fill`: missing numbers by the median and categories by the mode of the
