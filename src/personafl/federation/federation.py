@@ -54,6 +54,7 @@ from personafl.federation.splits import (
 )
 from personafl.federation.tabular_files import open_table
 from personafl.federation.tabular_inputs import Choice
+from personafl.federation.tabular_roles import Columns
 from personafl.inputs import Inputs, as_state, some
 from personafl.streams import name_key
 
@@ -498,7 +499,7 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
-        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
+        columns = Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
         rows = tabular.read_rows([open_table(table)], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
@@ -584,7 +585,7 @@ class Federation:
         length, splitting, seed, classes, name
             As in `from_arrays`.
         """
-        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
+        columns = Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
         name = name or "huggingface"
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)

@@ -13,8 +13,9 @@ from personafl.federation.folders import FILE, read_folder
 from personafl.federation.labels import LabelType, check_label_type
 from personafl.federation.missing import Missing, check_missing
 from personafl.federation.splits import Splitting
-from personafl.federation.tabular import Columns, check_normalization, read_rows
+from personafl.federation.tabular import check_normalization, read_rows
 from personafl.federation.tabular_files import is_table, open_table
+from personafl.federation.tabular_roles import Columns
 
 _OF_TABLES = ("label", "client", "features", "categorical", "group", "split", "time")
 
