@@ -19,7 +19,8 @@ def explain(
 ) -> None:
     """Say how a config's model is computed for many clients, and what a round costs, without training.
 
-    Of each layer whether it is frozen, stacked, mapped or looped, and why; memory and traffic of a round.
+    Of each layer whether it is frozen, stacked, mapped or looped, and why;
+    memory and traffic of a round.
 
     Examples:
 

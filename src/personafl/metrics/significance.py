@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from personafl.errors import DataError
 from personafl.metrics.inputs import Floats, aligned, known, numbers
@@ -75,6 +74,8 @@ def wilcoxon(first: ArrayLike, second: ArrayLike, alternative: Alternative = "tw
     >>> wilcoxon([0.8, 0.7, 0.9, 0.6, 0.8, 0.5], [0.7, 0.5, 0.6, 0.2, 0.3, np.nan])
     PairedTest(p=0.0625, statistic=15.0, pairs=5, zeros=0, left_out=1)
     """
+    from scipy import stats  # half a second, which training does not need
+
     if alternative not in get_args(Alternative):
         raise DataError(f"there is no alternative {alternative!r}, only two-sided, greater and less")
     a, b = aligned(first=first, second=second)
@@ -116,6 +117,8 @@ def mean_over_seeds(values: ArrayLike) -> SeedMean:
     if seeds < 2:
         return SeedMean(float(measured[0]) if seeds else np.nan, np.nan, np.nan, np.nan, seeds)
     mean, error = float(measured.mean()), float(measured.std(ddof=1) / np.sqrt(seeds))
+    from scipy import stats
+
     reach = float(stats.t.ppf(0.975, seeds - 1)) * error
     return SeedMean(mean, error, mean - reach, mean + reach, seeds)
 

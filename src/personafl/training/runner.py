@@ -98,12 +98,16 @@ class Runner:
             self._restore(found)
             checkpoint.prune(self.folder.checkpoints, self.round)
         self.folder.rewind(self.round, *(() if found is None else (found.files or None, found.timings or None)))
-        self._scores = self.folder.rounds() if self.schedule.patience is not None else []
-        before = self.folder.manifest()
+        if self.schedule.patience is not None:
+            self._resume_stopped()
+        return found is not None
+
+    def _resume_stopped(self) -> None:
+        """A run that ended early has ended, unless it is asked for more patience now."""
+        self._scores, before = self.folder.rounds(), self.folder.manifest()
         asked = before.get("patience"), before.get("min_delta", 0.0)
         if self._scores and asked == (self.schedule.patience, self.schedule.min_delta):
             self.stopped = str(self._scores[-1].get("stopped", ""))
-        return found is not None
 
     def run(self) -> None:
         """Train up to the last round, then write the models.
