@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/stacking.py [--threads 1 2] [--repeat 5] [--models gru lstm]
 
-A round is 10 clients with 5 steps of 20 samples. The two engines take turns, and the fastest turn of each counts: processor
-seconds of all threads, because the machine may have other things to do. With two threads, seconds on the clock.
+A round is 10 clients with 5 steps of 20 samples. The two engines take turns, and the fastest turn of each counts:
+processor seconds, because the machine may have other things to do; with several threads, seconds on the clock.
 """
 
 import argparse

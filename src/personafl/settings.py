@@ -129,6 +129,10 @@ class EngineSettings:
     state_memory
         Megabytes of what clients keep between rounds that are kept in memory; more are memory-mapped files in the run
         folder. Only clients that were ever active count.
+    precision
+        Of the forward and backward pass: `float32`, or `bf16` (torch's autocast), where parameters, updates and losses
+        stay float32. Every processor takes bf16, but most are slower with it; it is meant for GPUs and processors with
+        AMX.
     """
 
     name: str = "auto"
@@ -136,6 +140,7 @@ class EngineSettings:
     memory: int = 1024
     device: str = "cpu"
     state_memory: int = 1024
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         check_types("engine.", self)
@@ -143,6 +148,10 @@ class EngineSettings:
         if self.name == "ray":
             require_ray()
             check("engine.device", self.device, self.device == "cpu", "cpu for ray: GPUs are ray.gpus_per_actor")
+        check("engine.precision", self.precision, self.precision in ("float32", "bf16"), "float32 or bf16")
+        if self.precision == "bf16":
+            in_process = self.name not in BACKEND_NAMES
+            check("engine.precision", self.precision, in_process, f"float32 on {self.name}")
         check("engine.threads", self.threads, self.threads is None or self.threads >= 1, "at least 1")
         check("engine.memory", self.memory, self.memory >= 1, "at least 1 megabyte")
         check("engine.state_memory", self.state_memory, self.state_memory >= 0, "at least 0 megabytes")
@@ -150,6 +159,20 @@ class EngineSettings:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"engine.device = {self.device!r}: {str(error).splitlines()[0]}") from None
+        if self.precision == "bf16" and not has_bf16(self.device):
+            raise ConfigError(f"engine.precision = 'bf16': the device {self.device!r} does not have it; use 'float32'")
+
+
+def has_bf16(device: str) -> bool:
+    """Whether a device can multiply bf16 numbers."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    try:
+        one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
+        torch.mm(one, one)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

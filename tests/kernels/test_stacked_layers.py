@@ -23,6 +23,13 @@ def flat(found):
     return [tensor for part in found if part is not None for tensor in flat(part)]
 
 
+def another(x, rows, k):
+    """An input of the same shape for client k."""
+    if x.is_floating_point():
+        return torch.randn(x.shape, dtype=torch.float64).requires_grad_()
+    return x.flip(rows).roll(k, -1)
+
+
 def assert_equals_torch(layer, *inputs, ways=("stacked",), rows=(0,), out_rows=None, **kwargs):
     """Outputs, and gradients of all parameters and inputs, in double precision."""
     layer = layer.double()
@@ -31,8 +38,7 @@ def assert_equals_torch(layer, *inputs, ways=("stacked",), rows=(0,), out_rows=N
     assert set(model.ways.values()) <= set(ways), model.ways
     trained = {n: p for n, p in layer.named_parameters() if p.requires_grad}
     params = {n: torch.randn(CLIENTS, *p.shape, dtype=torch.float64, requires_grad=True) for n, p in trained.items()}
-    own = [[torch.randn(x.shape, dtype=torch.float64).requires_grad_() if x.is_floating_point() else x.flip(rows[0]).roll(k, -1) for x in inputs]
-           for k in range(CLIENTS)]  # fmt: skip
+    own = [[another(x, rows[0], k) for x in inputs] for k in range(CLIENTS)]
     alone = [
         flat(functional_call(layer, {n: p[k] for n, p in params.items()}, tuple(own[k]), kwargs))
         for k in range(CLIENTS)

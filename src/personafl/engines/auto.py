@@ -63,6 +63,7 @@ def make_engine(
         `stacked` is asked for by name and the model cannot be stacked.
     """
     name, memory, threads, device = settings.name, settings.memory, settings.threads, settings.device
+    task.precision = settings.precision
     x, y = _two_samples(federation, device)
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")

@@ -19,7 +19,7 @@ from personafl.kernels import convolution
 from personafl.kernels.batch_norm import WeightedBatchNorm
 from personafl.kernels.frame import Frame
 from personafl.kernels.frame import NoRows as NoRows
-from personafl.kernels.linear import linear
+from personafl.kernels.linear import casts, linear
 from personafl.kernels.statistics import Moments
 
 FEW_CHANNELS, MANY_CHANNELS = 16, 32
@@ -46,7 +46,8 @@ class ByClient(nn.Module):
         """(K·B, …) to (K, B, …)."""
         if self._axis(x) != 0:
             raise NoRows(f"layer {self.path!r} does not see one row per sample")
-        return x.unflatten(0, (self._clients(), -1))
+        apart: Tensor = x.unflatten(0, (self._clients(), -1))
+        return apart
 
 
 def linear_rows(x: Tensor, axis: int, clients: int, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -200,17 +201,19 @@ def _grouped(layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
     bias = None if bias is None else bias.flatten()
     rows, groups = x.transpose(0, 1).flatten(1, 2), layer.groups * len(x)
     out = function(rows, weight.flatten(0, 1), bias, layer.stride, layer.padding, layer.dilation, groups)
-    return out.unflatten(1, (len(x), -1)).transpose(0, 1).flatten(0, 1)
+    by_sample: Tensor = out.unflatten(1, (len(x), -1))
+    return by_sample.transpose(0, 1).flatten(0, 1)
 
 
 def _windows(layer: nn.Conv1d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A convolution along one axis as the product of weights and windows; `x` is (K, B, …), the result (K·B, …)."""
-    padding = layer.padding[0] if layer.padding != "valid" else 0
+    padding = int(layer.padding[0]) if layer.padding != "valid" else 0
     padded = F.pad(x, (padding, padding)) if padding else x
     windows = padded.unfold(3, layer.kernel_size[0], layer.stride[0]).permute(0, 2, 4, 1, 3)
     products = torch.bmm(weight.flatten(2), windows.reshape(len(x), weight[0, 0].numel(), -1))
     products = products if bias is None else products + bias.unsqueeze(2)
-    return products.unflatten(2, (x.shape[1], -1)).transpose(1, 2).flatten(0, 1)
+    by_sample: Tensor = products.unflatten(2, (x.shape[1], -1))
+    return by_sample.transpose(1, 2).flatten(0, 1)
 
 
 class Convolution(ByClient, _ConvNd):
@@ -220,7 +223,7 @@ class Convolution(ByClient, _ConvNd):
         x = self._apart(input)
         if self.padding_mode != "zeros":
             return _one_by_one(self._conv_forward, x, self.weight, self.bias)
-        if isinstance(self, nn.Conv2d) and convolution.narrow(self):
+        if isinstance(self, nn.Conv2d) and convolution.narrow(self) and not casts(x.device):
             return convolution.convolution(self, x, self.weight, self.bias).flatten(0, 1)
         if isinstance(self, nn.Conv1d) and self._narrow():
             return _windows(self, x, self.weight, self.bias)

@@ -49,7 +49,8 @@ class Recurrent(ByClient, nn.RNNBase):
     def _dropped(self, x: Tensor) -> Tensor:
         """Dropout between layers, on (T, K·B, features) as torch has it, so that a draw falls on the same places."""
         rows = F.dropout(x.transpose(0, 1).flatten(1, 2), self.dropout)
-        return rows.unflatten(1, (len(x), -1)).transpose(0, 1)
+        apart: Tensor = rows.unflatten(1, (len(x), -1))
+        return apart.transpose(0, 1)
 
     # --- all clients at each step ----------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ class Recurrent(ByClient, nn.RNNBase):
     def _direction(self, x: Tensor, layer: int, backwards: int) -> tuple[Tensor, ...]:
         w_ih, w_hh, *biases = self._weights(layer, backwards)
         b_ih, b_hh = biases if biases else (None, None)
-        if b_ih is not None and self.mode != "GRU":
+        if b_ih is not None and b_hh is not None and self.mode != "GRU":
             b_ih = b_ih + b_hh
         x = x.flip(1) if backwards else x
         inputs = linear(x.flatten(1, 2), w_ih, b_ih).unflatten(1, x.shape[1:3])
@@ -156,7 +157,8 @@ class MultiheadAttention(ByClient, nn.MultiheadAttention):
 
     def _heads(self, x: Tensor, rows: int) -> Tensor:
         x = x if rows == 0 else x.transpose(0, 1)
-        return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(2, (self.num_heads, self.head_dim))
+        return heads.transpose(1, 2)
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
         """What is added before the softmax, for (K·B, heads, steps, steps)."""

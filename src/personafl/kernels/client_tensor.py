@@ -25,7 +25,7 @@ _WIDENING = {"expand", "repeat", "tile", "broadcast_to"}
 
 
 class ClientTensor(Tensor):
-    """`values` has a leading axis K that nobody sees.
+    """`carried` has a leading axis K that nobody sees.
 
     >>> frame = Frame()
     >>> frame.enter(None, None, clients=2, rows=6)
@@ -35,18 +35,18 @@ class ClientTensor(Tensor):
             [2., 3.]]))
     """
 
-    values: Tensor
+    carried: Tensor
     frame: Frame
 
     @staticmethod
     def of(values: Tensor, frame: Frame) -> ClientTensor:
         shown = torch.empty(values.shape[1:], dtype=values.dtype, device="meta")
         out: ClientTensor = shown.as_subclass(ClientTensor)
-        out.values, out.frame = values, frame
+        out.carried, out.frame = values, frame
         return out
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"ClientTensor({self.values!r})"
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"ClientTensor({self.carried!r})"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,7 +62,7 @@ class ClientTensor(Tensor):
 
 
 def _one(leaf: Any) -> Any:
-    return leaf.values[0] if isinstance(leaf, ClientTensor) else leaf
+    return leaf.carried[0] if isinstance(leaf, ClientTensor) else leaf
 
 
 def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Frame) -> Any:
@@ -73,10 +73,11 @@ def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Fra
     axes = frame.axes_of(getattr(func, "__name__", ""), plain)
     shared = all(axis is None for axis in axes)
     wide = _widened(func, leaves, frame) if shared else None
-    inputs, dims = [], []
+    inputs: list[Any] = []
+    dims: list[int | None] = []
     for leaf, axis in zip(leaves if wide is None else wide[1], axes, strict=True):
         if isinstance(leaf, ClientTensor):
-            inputs.append(leaf.values)
+            inputs.append(leaf.carried)
             dims.append(0)
         elif axis is not None:
             inputs.append(leaf.unflatten(axis, (clients, -1)))
@@ -102,7 +103,7 @@ def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Fra
 
 
 def _widened(func: Callable[..., Any], leaves: list[Any], frame: Frame) -> tuple[int, list[Any]] | None:
-    """For an operation that repeats a client's tensor for all rows: along which axis, and its arguments for one client."""
+    """For an operation that repeats a client's tensor for all rows: along which axis, and one client's arguments."""
     if getattr(func, "__name__", "") not in _WIDENING:
         return None
     numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, int) and not isinstance(leaf, bool)]

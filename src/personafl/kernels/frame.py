@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from personafl.kernels.statistics import Recorder
@@ -27,6 +28,7 @@ class Frame:
 
     def __init__(self) -> None:
         self.axes: dict[str, Any] = {}
+        self.precision = "float32"
         # Whether the model draws random numbers other than by nn.Dropout, in training (True) and in use (False).
         self.draws: dict[bool, bool] = {}
         self.enter(None, None)
@@ -41,6 +43,10 @@ class Frame:
     def randomness(self, training: bool) -> Literal["error", "different"]:
         """What vmap is to do about draws: clients differ, where `randomness.py` takes care of them."""
         return "error" if self.draws.get(training) is False else "different"
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Around a pass through the model."""
+        return nullcontext() if self.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
 
     def next_call(self) -> int:
         self._calls += 1

@@ -10,8 +10,24 @@ from torch import Tensor
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`x weightᵀ + bias` of K clients: `x` is (K, rows, features), parameters have a leading axis K."""
+    if casts(x.device):  # it casts torch's own operations, forwards and backwards
+        columns = weight.transpose(1, 2)
+        return torch.bmm(x, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, columns)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
+
+
+def casts(device: torch.device) -> bool:
+    """Whether autocast is on."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def in_full(function: Any, *inputs: Any) -> Any:
+    """An operation of our own, which autocast does not cast, in float32 where autocast is on."""
+    if not casts(inputs[0].device):
+        return function.apply(*inputs)
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return function.apply(*(value.float() if isinstance(value, Tensor) else value for value in inputs))
 
 
 class _Linear(torch.autograd.Function):

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from personafl.kernels.linear import in_full
+
 WIDE = 128
 """From this many hidden units on, measured with batches of 10."""
 
@@ -102,7 +104,7 @@ def stacked_lstm(
 
 def lstm_steps(inputs: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
     """What an LSTM makes of the inputs (K, T, B, 4·hidden) of its gates: outputs (K, T, B, hidden), the last memory."""
-    outputs, memory = _Recurrence.apply(inputs, w_hh)  # type: ignore[no-untyped-call]
+    outputs, memory = in_full(_Recurrence, inputs, w_hh)
     return outputs, memory
 
 
@@ -151,7 +153,7 @@ class _Recurrence(torch.autograd.Function):
 
 def gru_steps(inputs: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
     """What a GRU (Cho et al. 2014) makes of the inputs (K, T, B, 3·hidden) of its gates: outputs (K, T, B, hidden)."""
-    outputs: Tensor = _GatedRecurrence.apply(inputs, w_hh, b_hh)  # type: ignore[no-untyped-call]
+    outputs: Tensor = in_full(_GatedRecurrence, inputs, w_hh, b_hh)
     return outputs
 
 
@@ -199,7 +201,7 @@ class _GatedRecurrence(torch.autograd.Function):
 
 def rnn_steps(inputs: Tensor, w_hh: Tensor, nonlinearity: str) -> Tensor:
     """What an Elman network makes of its inputs (K, T, B, hidden): outputs of the same shape."""
-    outputs: Tensor = _PlainRecurrence.apply(inputs, w_hh, nonlinearity)  # type: ignore[no-untyped-call]
+    outputs: Tensor = in_full(_PlainRecurrence, inputs, w_hh, nonlinearity)
     return outputs
 
 

@@ -2,8 +2,8 @@
 
 Stacking is a property of layers: in a copy of the module every layer with parameters is exchanged for one that holds K
 sets of weights (`by_client`), and the module's own `forward` runs unchanged. What has no parameters sees one long
-batch. A layer of a kind that is not known is *mapped*: vmap for this layer alone; or, where vmap has no rule for what it
-does, *looped*: client after client for this layer alone.
+batch. A layer of a kind that is not known is *mapped*: vmap for this layer alone; or, where vmap has no rule for what
+it does, *looped*: client after client for this layer alone.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ Plan = Literal["rows", "tensors", "loops"]
 """What becomes of parameters outside of layers of a known kind, the fastest first.
 
 `rows`: one with a first axis of 1, such as a class token (1, 1, D), gets a row for each sample, which `expand` and `+`
-take as they are; others are a `ClientTensor`, and layers of other kinds are mapped. `tensors`: all of them are. `loops`:
-the same, and layers of other kinds are looped.
+take as they are; others are a `ClientTensor`, and layers of other kinds are mapped. `tensors`: all of them are.
+`loops`: the same, and layers of other kinds are looped.
 """
 PLANS: tuple[Plan, ...] = ("rows", "tensors", "loops")
 
@@ -119,6 +119,11 @@ class StackedModel:
                 elif self._by_client(name):
                     self._constants.append((owner, attribute, parameter.detach()))
 
+    def move(self, device: torch.device) -> None:
+        """Have the constants on a device."""
+        move_constants(self.module, device)
+        self._constants = [(owner, name, constant.to(device)) for owner, name, constant in self._constants]
+
     @property
     def outside_layers(self) -> bool:
         """Whether another plan would differ."""
@@ -133,7 +138,7 @@ class StackedModel:
             if any(True for _ in layer.parameters()):
                 self.ways[path] = "frozen"
             for name, below in layer.named_modules():
-                below.path = f"{path}.{name}".strip(".")  # type: ignore[assignment]
+                below.path = f"{path}.{name}".strip(".")
             return
         if self._exchanged(layer, path):
             return
@@ -165,7 +170,7 @@ class StackedModel:
         self.ways[path] = "stacked"
         self._whole[path] = layer
         for name, child in layer.named_modules():
-            child.path = f"{path}.{name}".strip(".")  # type: ignore[assignment]
+            child.path = f"{path}.{name}".strip(".")
         return True
 
     def _unit(self, layer: nn.Module, path: str) -> None:
@@ -189,9 +194,12 @@ class StackedModel:
         clients, samples = weight.shape
         rows = each_input(lambda part: part.flatten(0, 1), x)
         self.frame.enter(key, weight, clients, clients * samples, params.keys() >= self._statistics.keys(), recorder)
-        with self._holding(params, clients, samples), keyed_draws(self.frame, self.training):
+        cast = self.frame.autocast(weight.device)
+        with self._holding(params, clients, samples), keyed_draws(self.frame, self.training), cast:
             outputs = logits(self.module(**rows) if isinstance(rows, dict) else self.module(rows))
-        return outputs.unflatten(0, (clients, samples))
+        outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+        by_client: Tensor = outputs.unflatten(0, (clients, samples))
+        return by_client
 
     @contextmanager
     def _holding(self, params: Mapping[str, Tensor], clients: int, samples: int) -> Iterator[None]:
@@ -224,6 +232,16 @@ class StackedModel:
         if self._raw[name]:
             return value.expand(-1, samples, *value.shape[2:]).flatten(0, 1)
         return ClientTensor.of(value, self.frame)
+
+
+def move_constants(module: nn.Module, device: torch.device) -> None:
+    """Have buffers and frozen parameters on a device; those of the module that they were copied from stay."""
+    for layer in module.modules():
+        for name, buffer in layer._buffers.items():
+            layer._buffers[name] = None if buffer is None else buffer.to(device)
+        for name, parameter in layer._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                layer._parameters[name] = nn.Parameter(parameter.detach().to(device), requires_grad=False)
 
 
 def _kind(layer: nn.Module) -> type[ByClient] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
-from personafl.kernels.stacked_model import Plan, StackedModel
+from personafl.kernels.stacked_model import Plan, StackedModel, move_constants
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
@@ -101,6 +102,7 @@ class Task:
         if not trainable:
             raise ModelError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
         self.names = list(trainable)
+        self.kinds = tuple(_kind(module.get_submodule(name.rpartition(".")[0])) for name in self.names)
         self.shapes = [p.shape for p in trainable.values()]
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)
@@ -123,12 +125,14 @@ class Task:
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
         self._together: Together | None = None
+        self._device = torch.device("cpu")
 
     # --- the vector and its views -------------------------------------------------------------------------
 
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
         other = Task(self.template, self.kind)
+        other.precision = self.precision
         other.frame.draws = dict(self.frame.draws)
         if self._together is not None:
             other.frame.axes = self.frame.axes
@@ -141,6 +145,15 @@ class Task:
     def classification(self) -> bool:
         """Whether the model's outputs are the logits of classes."""
         return self.kind.classification
+
+    @property
+    def precision(self) -> str:
+        """Of passes through the model: `float32`, or `bf16` by torch's autocast."""
+        return self.frame.precision
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        self.frame.precision = value
 
     def lacks_statistics(self, theta: Tensor) -> bool:
         """Whether batch normalization finds no statistics in this vector, and goes by the batch."""
@@ -273,6 +286,7 @@ class Task:
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
     ) -> Sequence[Tensor]:
         """Gradients of K clients with respect to each parameter of the model."""
+        self._bring_constants(batch.x)
         native = self._is_native(batch.x)
         way = None if native else self.together(batch.x)
         if way is not None and way.way != "stacked":
@@ -289,11 +303,11 @@ class Task:
 
         if native and self._chain is not None:
             with torch.no_grad():
-                return self._chain.gradients(list(params.values()), batch.x, slope)
+                return self._chain.gradients(list(params.values()), batch.x, slope)  # type: ignore[arg-type]
         with torch.enable_grad():
             leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
             if way is None:
-                outputs = stacking.forward(self._training, leaves, batch.x)
+                outputs = stacking.forward(self._training, leaves, batch.x)  # type: ignore[arg-type]
             else:
                 outputs = way.models[True](self._shaped(leaves), batch.x, batch.key, batch.weight)
             # The gradient of this sum is the slope itself. Handed over as such, torch would import sympy to look at it.
@@ -304,6 +318,7 @@ class Task:
 
     def statistics_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`statistics` of K clients with K vectors: every tensor has a leading axis K."""
+        self._bring_constants(x)
         way = self.together(x)
         if way.way == "stacked" and way.models[False].records:
             recorder = Recorder()
@@ -314,8 +329,9 @@ class Task:
 
     def predict_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
         """`predict` for K clients with K vectors: every tensor has a leading axis K."""
+        self._bring_constants(x)
         if self._is_native(x):
-            return stacking.forward(self._inference, self.split(theta), x)
+            return stacking.forward(self._inference, self.split(theta), x)  # type: ignore[arg-type]
         way = self.together(x)
         if way.way == "stacked":
             return way.models[False](self._shaped(self.split(theta)), x, None, weight)
@@ -340,6 +356,7 @@ class Task:
             The model cannot read the samples, its outputs do not fit the labels, it draws random numbers that are not
             torch's, or it changes its buffers in place.
         """
+        self._bring_constants(x)
         before = {n: b.clone() for n, b in self._constants.items()}
         others = other_generators()
         batch = Batch(x, y, torch.ones(len(y), device=y.device), torch.zeros((), dtype=torch.int64, device=y.device))
@@ -418,8 +435,11 @@ class Task:
             return Together("stacked")
         if self._together is None:
             device = tensors(x)[0].device
+            self._bring_constants(x)
             theta0, statistics = self.theta0.to(device), [value.flatten().to(device) for value in self._running0]
+            precision, self.precision = self.precision, "float32"  # in which what is wrong stands out
             self._together = together.find(self, theta0, torch.cat([theta0[:0], *statistics]), x)
+            self.precision = precision
         return self._together
 
     # --- for `together` ----------------------------------------------------------------------------------------
@@ -438,7 +458,19 @@ class Task:
         }
 
     def _is_native(self, x: Inputs) -> bool:
-        return self.stacks_natively and not isinstance(x, dict)
+        return self.stacks_natively and not isinstance(x, dict) and self.precision == "float32"
+
+    def _bring_constants(self, x: Inputs) -> None:
+        """Have frozen parameters and buffers where the samples are."""
+        device = tensors(x)[0].device
+        if device == self._device:
+            return
+        self._device = device
+        self._constants = {name: value.to(device) for name, value in self._constants.items()}
+        for module in (self._training, self._inference):
+            move_constants(module, device)
+        for model in self._together.models.values() if self._together is not None else ():
+            model.move(device)
 
     def _shaped(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of K clients in the module's own shapes: those without axes have one in the vector's views."""
@@ -455,8 +487,10 @@ class Task:
         shaped = dict(params)
         shaped |= {n: params[n].reshape(s) for n, s in zip(self.names, self.shapes, strict=True)}
         inputs: tuple[Any, ...] = ((), x) if isinstance(x, dict) else ((x,),)
-        with keyed_draws(self.frame, module is self._training):
-            return logits(functional_call(module, (shaped, self._constants), *inputs))
+        self._bring_constants(x)
+        with keyed_draws(self.frame, module is self._training), self.frame.autocast(self._device):
+            outputs = logits(functional_call(module, (shaped, self._constants), *inputs))
+        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
     def _mean_loss(
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
@@ -469,6 +503,12 @@ class Task:
         samples = weight.sum()
         loss = torch.where(samples > 0, mean_loss(self.objective, outputs, y, weight) * samples, 0.0)
         return {"loss": loss} | {n: _weighted(f(outputs, y), weight).sum(0) for n, f in self.metrics.items()}
+
+
+def _kind(layer: nn.Module) -> str:
+    """The name of a layer's class; where it is a kind of normalization (FrozenBN of BatchNorm2d), of that."""
+    names = [kind.__name__ for kind in type(layer).__mro__]
+    return next((name for name in names if re.search(r"Norm(?![a-z])", name)), names[0])
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -94,16 +94,17 @@ def by_vmap(model: OneClient) -> Run:
     def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
         one = partial(model.forward, training)
         dims = (0, 0, None if key is None else 0, 0)
-        outputs: Tensor = vmap(one, dims, randomness=model.frame.randomness(training))(params, x, key, weight)
+        mapped: Any = vmap(one, dims, randomness=model.frame.randomness(training))
+        outputs: Tensor = mapped(params, x, key, weight)
         return outputs
 
     return run
 
 
 def _watched(models: dict[bool, StackedModel]) -> Run:
-    def run(training: bool, params: Params, x: Inputs, key: Tensor, weight: Tensor) -> Tensor:
+    def run(training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor) -> Tensor:
         with WatchReads():  # type: ignore[no-untyped-call]
-            return models[training](params, x, key if training else None, weight)
+            return models[training](params, x, key, weight)
 
     return run
 
@@ -153,7 +154,7 @@ class _Probe:
         return cls(params, _filled(x, row), _keys(clients).to(device), weight.to(device))
 
     def compare(self, model: OneClient, run: Run, training: bool) -> str | None:
-        leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
+        leaves = {n: p.detach().requires_grad_(training) for n, p in self.params.items()}
         with torch.enable_grad():
             alone = [self._alone(model, training, leaves, k) for k in range(len(self.weight))]
             together = run(training, leaves, self.x, self.key if training else None, self.weight)
@@ -184,12 +185,11 @@ def _filled(x: Inputs, row: Tensor) -> Inputs:
     taken = some(x, row.flatten().to(tensors(x)[0].device) % length(x))
 
     def one(part: Tensor) -> Tensor:
-        if part.is_floating_point() and part.device.type != "meta":
-            size = float(part.std()) if part.numel() > 1 else 1.0
-            noise = _perturbed(torch.zeros_like(part), 0.0, 0.1 * size, 11)
-            noise = noise.flatten(1)[row.flatten()].view(part.shape) if len(part) == row.numel() else noise
-            part = part + noise
-        return part.unflatten(0, row.shape)
+        # Whole numbers may be places in a table.
+        if part.is_floating_point() and not torch.equal(part, part.round()):
+            noise = _perturbed(torch.zeros_like(part), 0.0, 0.1 * float(part.std()), 11)
+            part = part + noise[row.flatten().to(part.device)]
+        return part.view(*row.shape, *part.shape[1:])
 
     return each_input(one, taken)
 

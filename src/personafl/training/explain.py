@@ -59,8 +59,8 @@ class Explanation:
     algorithm, down, up, kept
         Bytes a client gets and sends in a round, and keeps between rounds.
     memory, at_once, cohort
-        Bytes that one client takes while it is worked on (a generous guess), how many clients fit in `engine.memory`, and
-        how many are active in a round.
+        Bytes that one client takes while it is worked on (a generous guess), how many clients fit in `engine.memory`,
+        and how many are active in a round.
     """
 
     model: str
@@ -102,14 +102,13 @@ class Explanation:
         return head + ([f"  because {self.reason}"] if self.reason else [])
 
     def _costs(self) -> list[str]:
-        chunks = -(-self.cohort // self.at_once)
+        chunks, together = -(-self.cohort // self.at_once), min(self.cohort, self.at_once)
         parts = "" if chunks == 1 else f", so {chunks} parts one after another"
         return [
             f"A round of {self.algorithm}, {self.cohort} clients:",
             f"  traffic  {_size(self.down)} down and {_size(self.up)} up a client, "
             f"{_size(self.cohort * (self.down + self.up))} in all",
-            f"  memory   about {_size(self.memory)} a client, {_size(min(self.cohort, self.at_once) * self.memory)} at once"
-            f"{parts}",
+            f"  memory   about {_size(self.memory)} a client, {_size(together * self.memory)} at once{parts}",
             f"  kept     {_size(self.kept)} a client between rounds",
         ]
 
@@ -200,7 +199,7 @@ def _way_of(path: str, own: Mapping[str, Tensor], ways: Mapping[str, str], whole
 def _traffic(task: Task, federation: Federation, algorithm: Algorithm, local: Local) -> dict[str, int]:
     """Bytes that a client gets, sends and keeps, by running its program on gradients of zero."""
     layers = tuple(zip(task.names, task.sizes, strict=True))
-    info = JobInfo(layers, len(federation), local, task.classification, federation.groups)
+    info = JobInfo(layers, len(federation), local, task.classification, federation.groups, task.kinds)
     algorithm = algorithm.prepare(info)
     sent = algorithm.send(algorithm.new_server(task.theta0, len(federation)), torch.zeros(1, dtype=torch.int64))
     mine = sent.one(0)

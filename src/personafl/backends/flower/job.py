@@ -113,7 +113,7 @@ class JobDescription:
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:
         """The algorithm fitted to the run."""
         layers = tuple(zip(task.names, task.sizes, strict=True))
-        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups))
+        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups, task.kinds))
 
 
 @dataclass(frozen=True)
