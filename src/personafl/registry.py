@@ -1,9 +1,9 @@
-"""Names: what configs and the command line call algorithms, data, partitions and models.
+"""Names: what configs and the command line call algorithms, data, partitions, tasks and models.
 
 Those of a package that somebody installed are found by its entry points (`personafl.algorithms`, `personafl.data`,
-`personafl.partitions`, `personafl.models`), and are then names like our own. A config may also name a class as
-"package.module:Name". A run folder or a message may not: what these say is looked up among the names, and a module that
-they name is never imported.
+`personafl.partitions`, `personafl.tasks`, `personafl.models`), and are then names like our own. A config may also name
+a class as "package.module:Name". A run folder or a message may not: what these say is looked up among the names, and a
+module that they name is never imported.
 """
 
 from __future__ import annotations

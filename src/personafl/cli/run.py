@@ -13,6 +13,7 @@ from personafl.cli.console import DataDir, Json, Overrides, print_json, say
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from personafl.metrics.measures import Measure
     from personafl.runs.run import Run
 
 
@@ -96,8 +97,12 @@ def score_table(name: str, run: Run) -> Table:
     """Personalized and global model on everybody's test data."""
     from rich.table import Table
 
+    score, first = run.score, run.primary
+    others = [m for m in run.measures if m.name != first.name and f"personal_{m.name}" in score]
+    also = ", ".join(f"{m.label} {_written(m, score[f'personal_{m.name}'])}" for m in others)
+    said = "on the clients' own test data, after the last round" + (f"; also {also}" if also else "")
     cells = _row(name, run)
-    table = Table(*cells, caption="on the clients' own test data, after the last round", caption_justify="left")
+    table = Table(*cells, caption=said, caption_justify="left")
     table.add_row(*cells.values())
     return table
 
@@ -106,27 +111,24 @@ def _row(name: str, run: Run) -> dict[str, str]:
     import numpy as np
 
     from personafl.metrics import worst_accuracy
-    from personafl.metrics.measures import LOSS, Measure
+    from personafl.metrics.measures import LOSS
 
     score, first, traffic = run.score, run.primary, run.rounds()[-1]
     first = first if f"personal_{first.name}" in score else LOSS
     values = run.clients().column(f"personal_{first.name}").to_numpy(zero_copy_only=False).astype(np.float64)
     sign = first.better or 1
-
-    def written(measure: Measure, key: str) -> str:
-        if key not in score:
-            return "–"
-        return f"{score[key]:.1%}" if measure.unit == "%" else f"{score[key]:.4f}"
-
-    worst = sign * worst_accuracy(sign * values)
     named = "" if first.name == "accuracy" else f" {first.label}"
-    others = {m.label: written(m, f"personal_{m.name}") for m in run.measures[:4] if m.name != first.name}
     return {
         "algorithm": name,
-        f"personalized{named}": written(first, f"personal_{first.name}"),
-        **others,
-        "global model": written(first, f"global_{first.name}"),
-        "worst 10% of clients": f"{worst:.1%}" if first.unit == "%" else f"{worst:.4f}",
+        f"personalized{named}": _written(first, score[f"personal_{first.name}"]),
+        "global model": _written(first, score.get(f"global_{first.name}")),
+        "worst 10% of clients": _written(first, sign * worst_accuracy(sign * values)),
         "sent MB": f"{(traffic['bytes_up'] + traffic['bytes_down']) / 1e6:.1f}",
         "seconds": f"{run.seconds:.1f}",
     }
+
+
+def _written(measure: Measure, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if measure.unit == "%" else f"{value:.4f}"

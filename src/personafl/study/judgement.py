@@ -33,7 +33,7 @@ from personafl.study.differences import (
     mean,
     winner_of,
 )
-from personafl.study.values import common_measures, floats, improvement_columns, value_columns, values_of
+from personafl.study.values import common_measures, costs, floats, improvement_columns, value_columns, values_of
 from personafl.study.votes import LOCAL, Verdict, fairness_vote, performance_vote
 
 Results = Mapping[str, Mapping[int, Run]]
@@ -171,7 +171,7 @@ def measure(
 ) -> dict[str, float]:
     """The columns of one run; `local` and `common` are the clients' values alone and with one global model."""
     table, first = run.clients(), ranking(measures)
-    found, n = _costs(run, table), floats(table, "n_test")
+    found, n = costs(run, table), floats(table, "n_test")
     if f"{who}_loss" in table.column_names:
         found["loss"] = metrics.mean_loss(floats(table, f"{who}_loss"), n)
     for other in measures:
@@ -309,15 +309,3 @@ def _references(results: Results, method: str, seed: int, measure: Measure) -> t
 def _data(run: Run) -> str:
     """What has to be the same for two runs to be measured on the same clients."""
     return f"{run.manifest['resolved']['fingerprint']} {run.manifest.get('eval_clients', 0)}"
-
-
-def _costs(run: Run, table: pa.Table) -> dict[str, float]:
-    """Seconds, traffic, and work: steps and, where the run counted them, gradients."""
-    rounds = run.rounds()
-    found = {"seconds": run.seconds, "megabytes": (rounds[-1]["bytes_up"] + rounds[-1]["bytes_down"]) / 1e6}
-    taken = [(record["steps"], record.get("active", 1)) for record in rounds if "steps" in record]
-    if active := sum(count for _, count in taken):
-        found["steps"] = sum(steps * count for steps, count in taken) / active
-    if "gradients" in table.column_names and table.column("gradients").null_count < len(table):
-        found["gradients"] = float(np.nanmean(floats(table, "gradients")))
-    return found

@@ -63,3 +63,15 @@ def improvement_columns(qoi: Floats) -> dict[str, float]:
     """Who is better off, by how much, and how evenly."""
     improved, even = metrics.improvement_of(qoi), metrics.fairness_of(qoi).improved
     return {k: v for k, v in asdict(improved).items() if k in BY_KEY} | {k: getattr(even, k) for k in EVENNESS}
+
+
+def costs(run: Run, table: pa.Table) -> dict[str, float]:
+    """Seconds, traffic, and work: steps and, where the run counted them, gradients."""
+    rounds = run.rounds()
+    found = {"seconds": run.seconds, "megabytes": (rounds[-1]["bytes_up"] + rounds[-1]["bytes_down"]) / 1e6}
+    taken = [(record["steps"], record.get("active", 1)) for record in rounds if "steps" in record]
+    if active := sum(count for _, count in taken):
+        found["steps"] = sum(steps * count for steps, count in taken) / active
+    if "gradients" in table.column_names and table.column("gradients").null_count < len(table):
+        found["gradients"] = float(np.nanmean(floats(table, "gradients")))
+    return found

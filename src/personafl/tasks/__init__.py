@@ -11,7 +11,8 @@ from torch import Tensor
 from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.registry import Registry, choose
 from personafl.tasks.base import LearningTask, Metric, Objective, OwnTask, own_metrics
-from personafl.tasks.classes import Classification, Multilabel, NextToken, Segmentation, Tagging
+from personafl.tasks.classes import Classification, NextToken, Segmentation, Tagging
+from personafl.tasks.multilabel import Multilabel
 from personafl.tasks.regression import Regression
 from personafl.tasks.survival import Cox, Hazard
 

@@ -1,4 +1,4 @@
-"""Tasks whose labels are classes: one a sample, one a pixel, one a token; and several labels a sample."""
+"""Tasks whose labels are classes: one a sample, one a pixel, one a token."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.errors import ConfigError, DataError, ModelError
-from personafl.metrics.ranking import area_under_curve, average_precision, by_label, mean_over_labels
-from personafl.tasks.base import (
-    LearningTask,
-    Metric,
-    Objective,
-    Sums,
-    check_positive,
-    constant,
-    require_classes,
-    require_logits,
-)
+from personafl.errors import ConfigError, ModelError
+from personafl.metrics.ranking import area_under_curve
+from personafl.tasks.base import LearningTask, Metric, Objective, Sums
+from personafl.tasks.checks import check_positive, constant, require_classes, require_logits
+from personafl.tasks.overlaps import f1, jaccard, overlaps
 
 IGNORED = -100
 """The label of what does not count, as in torch."""
-_SHARE: dict[str, Any] = {"better": 1, "unit": "%", "scale": 100.0, "digits": 2, "low": 0.0, "high": 1.0}
+SHARE: dict[str, Any] = {"better": 1, "unit": "%", "scale": 100.0, "digits": 2, "low": 0.0, "high": 1.0}
+"""What metrics are that are shares, written in percent."""
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -41,34 +35,6 @@ def correct(outputs: Tensor, y: Tensor) -> Tensor:
     """1 where the largest output is the label, else 0."""
     hit = (outputs.argmax(-1) == y).float()
     return hit if hit.dim() == 1 else hit.flatten(1).mean(1)
-
-
-# --- what is summed over samples ------------------------------------------------------------------------------
-
-
-def overlaps(predicted: Tensor, labelled: Tensor) -> Tensor:
-    """(N, 3, C) for each class: right, predicted and labelled, from masks (N, …, C)."""
-    parts = [predicted & labelled, predicted, labelled]
-    return torch.stack([part.flatten(1, -2).sum(1) if part.dim() > 2 else part for part in parts], 1).double()
-
-
-def f1(sums: Sums, n: Any) -> NDArray[np.float64]:
-    """The mean over classes of 2·right / (predicted + labelled), of classes that occur."""
-    hits, predicted, labelled = np.moveaxis(sums["overlaps"], 1, 0)
-    return _mean_of_classes(2 * hits, predicted + labelled)
-
-
-def jaccard(sums: Sums, n: Any) -> NDArray[np.float64]:
-    """The mean over classes of right / (predicted or labelled), of classes that occur: intersection over union."""
-    hits, predicted, labelled = np.moveaxis(sums["overlaps"], 1, 0)
-    return _mean_of_classes(hits, predicted + labelled - hits)
-
-
-def _mean_of_classes(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    shares = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
-    occur = (whole > 0).sum(1)
-    mean: NDArray[np.float64] = np.divide(shares.sum(1), occur, out=np.full(len(part), np.nan), where=occur > 0)
-    return mean
 
 
 def _of_counted(sums: Sums, part: str) -> NDArray[np.float64]:
@@ -163,7 +129,7 @@ class Classes(LearningTask):
         return classes or int(y.max()) + 1
 
     def check_labels(self, y: Tensor) -> None:
-        require_classes(self, y, self.axes, self.ignore_index)
+        require_classes(self.name, y, self.axes, self.ignore_index)
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         require_logits(outputs, y, tuple(y.shape), self.class_axis % (y.dim() + 1))
@@ -203,9 +169,9 @@ class Classification(Classes):
     def known(self) -> dict[str, Metric]:
         return {
             "accuracy": Metric(
-                name="accuracy", title="accuracy", function=_accuracy, per="sums", parts={"correct": correct}, **_SHARE
+                name="accuracy", title="accuracy", function=_accuracy, per="sums", parts={"correct": correct}, **SHARE
             ),
-            "f1": Metric(name="f1", title="F1", function=f1, per="sums", parts={"overlaps": self.overlaps}, **_SHARE),
+            "f1": Metric(name="f1", title="F1", function=f1, per="sums", parts={"overlaps": self.overlaps}, **SHARE),
             "auc": Metric(name="auc", title="AUC", function=_auc_of_two, per="client", better=1, low=0.0, high=1.0),
         }
 
@@ -249,12 +215,12 @@ class Tagging(Classes):
     def known(self) -> dict[str, Metric]:
         return {
             "token_accuracy": self._accuracy("token_accuracy", "token accuracy"),
-            "f1": Metric(name="f1", title="F1", function=f1, per="sums", parts={"overlaps": self.overlaps}, **_SHARE),
+            "f1": Metric(name="f1", title="F1", function=f1, per="sums", parts={"overlaps": self.overlaps}, **SHARE),
         }
 
     def _accuracy(self, name: str, title: str) -> Metric:
         parts = {"right": self.right, "counted": self.counted}
-        return Metric(name=name, title=title, function=_share_right, per="sums", parts=parts, **_SHARE)
+        return Metric(name=name, title=title, function=_share_right, per="sums", parts=parts, **SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +240,8 @@ class Segmentation(Tagging):
     def known(self) -> dict[str, Metric]:
         parts = {"overlaps": self.overlaps}
         return {
-            "iou": Metric(name="iou", title="mean IoU", function=jaccard, per="sums", parts=parts, **_SHARE),
-            "dice": Metric(name="dice", title="Dice", function=f1, per="sums", parts=parts, **_SHARE),
+            "iou": Metric(name="iou", title="mean IoU", function=jaccard, per="sums", parts=parts, **SHARE),
+            "dice": Metric(name="dice", title="Dice", function=f1, per="sums", parts=parts, **SHARE),
             "pixel_accuracy": self._accuracy("pixel_accuracy", "pixel accuracy"),
         }
 
@@ -302,125 +268,9 @@ class NextToken(Tagging):
         }  # fmt: skip
 
     def check_labels(self, y: Tensor) -> None:
-        require_classes(self, y, 1 if y.dim() == 1 else 2, self.ignore)
+        require_classes(self.name, y, 1 if y.dim() == 1 else 2, self.ignore)
 
 
 def _perplexity(sums: Sums, n: Any) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(_of_counted(sums, "surprise")))
-
-
-# --- several labels a sample ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Multilabel(LearningTask):
-    """Several labels a sample, each there or not: labels 0 and 1 of shape (N, d), outputs are their log-odds (N, d).
-
-    Metrics: `auc`, `average_precision` and `f1`, means over labels; `subset_accuracy`, all labels of a sample right.
-
-    Parameters
-    ----------
-    pos_weight
-        How much a label that is there counts against one that is not, for each label, as in
-        `torch.nn.BCEWithLogitsLoss`.
-    labels
-        Names of the labels, in their order: `auc_NAME`, `average_precision_NAME` and `f1_NAME` are measured too.
-    """
-
-    pos_weight: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()
-
-    name: ClassVar[str] = "multilabel"
-    about: ClassVar[str] = "several labels a sample, each there or not"
-    gives: ClassVar[str] = "the log-odds of each label"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("task.pos_weight", self.pos_weight)
-
-    @property
-    def objective(self) -> Objective:
-        return self.loss
-
-    @property
-    def loss_name(self) -> str:
-        return "binary_cross_entropy"
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        weight = constant(self.pos_weight, outputs) if self.pos_weight else None
-        target = y.to(outputs.dtype)
-        return F.binary_cross_entropy_with_logits(outputs, target, reduction="none", pos_weight=weight).mean(1)
-
-    def known(self) -> dict[str, Metric]:
-        found = {
-            "auc": self._scores("auc", "AUC", area_under_curve),
-            "average_precision": self._scores("average_precision", "average precision", average_precision),
-            "f1": self._f1("f1", "F1", f1),
-            "subset_accuracy": Metric(name="subset_accuracy", title="subset accuracy", function=_all_right, **_SHARE),
-        }
-        for place, label in enumerate(self.labels):
-            found |= {
-                f"auc_{label}": self._scores(f"auc_{label}", f"AUC {label}", area_under_curve, place),
-                f"average_precision_{label}": self._scores(
-                    f"average_precision_{label}", f"average precision {label}", average_precision, place
-                ),
-                f"f1_{label}": self._f1(f"f1_{label}", f"F1 {label}", _F1OfLabel(place)),
-            }
-        return found
-
-    def _scores(self, name: str, title: str, score: Any, place: int | None = None) -> Metric:
-        function = _OfLabels(score, place)
-        return Metric(name=name, title=title, function=function, per="client", better=1, low=0.0, high=1.0)
-
-    def _f1(self, name: str, title: str, function: Any) -> Metric:
-        return Metric(name=name, title=title, function=function, per="sums", parts={"overlaps": _labels}, **_SHARE)
-
-    def outputs(self, y: Tensor, classes: int | None) -> int:
-        return int(np.prod(y.shape[1:]))
-
-    def check_labels(self, y: Tensor) -> None:
-        if y.dim() != 2 or not bool(((y == 0) | (y == 1)).all()):
-            raise DataError(
-                f"task 'multilabel' takes labels 0 and 1 of shape (N, labels), these have shape {tuple(y.shape)}"
-                f"{'' if y.dim() != 2 else f' and values up to {float(y.max()):g}'}: name another [task]"
-            )
-        for key, given in (("labels", self.labels), ("pos_weight", self.pos_weight)):
-            if given and len(given) != y.shape[1]:
-                raise ConfigError(f"task.{key} has {len(given)} entries, the data has {y.shape[1]} labels")
-
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
-        if outputs.shape != y.shape:
-            raise ModelError(
-                f"the model's outputs have shape {tuple(outputs.shape)} for labels of shape {tuple(y.shape)}: task "
-                "'multilabel' needs one output for each label"
-            )
-
-
-@dataclass(frozen=True)
-class _OfLabels:
-    """A score of one label, or its mean over labels."""
-
-    score: Any
-    place: int | None
-
-    def __call__(self, outputs: NDArray[Any], y: NDArray[Any]) -> float:
-        if self.place is not None:
-            return float(self.score(outputs[:, self.place], y[:, self.place]))
-        return mean_over_labels(by_label(self.score, outputs, y))
-
-
-@dataclass(frozen=True)
-class _F1OfLabel:
-    place: int
-
-    def __call__(self, sums: Sums, n: Any) -> NDArray[np.float64]:
-        return f1({"overlaps": sums["overlaps"][:, :, self.place : self.place + 1]}, n)
-
-
-def _labels(outputs: Tensor, y: Tensor) -> Tensor:
-    return overlaps(outputs > 0, y > 0)
-
-
-def _all_right(outputs: Tensor, y: Tensor) -> Tensor:
-    return ((outputs > 0) == (y > 0)).all(1).float()

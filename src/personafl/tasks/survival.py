@@ -14,7 +14,8 @@ from torch import Tensor
 
 from personafl.errors import ConfigError, DataError, ModelError
 from personafl.metrics.ranking import concordance_index
-from personafl.tasks.base import LearningTask, Metric, Objective, constant
+from personafl.tasks.base import LearningTask, Metric, Objective
+from personafl.tasks.checks import constant
 
 
 class PartialLikelihood:
