@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(PY) -m pip install --no-input --no-compile $(if $(MAKE_TERMOUT),,-qq)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format types lock bench clean FORCE
+.PHONY: help install demo test tests test-slow lint format types lock bench clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -28,9 +28,13 @@ install: $(STAMP) ## set up .venv: torch, the locked packages, personafl itself
 demo: install ## train and compare on a small data set, and write a report
 	@$(VENV)/bin/personafl demo
 
-test: lint types ## lint, types, then the tests and the examples in docstrings
+# Types are checked while the first tests run.
+test: lint ## lint, types, the tests and the examples in docstrings
 	@sh scripts/chromium.sh
 	@sh scripts/nginx.sh
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+tests: install
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: install ## the tests that take minutes

@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterable
 import pytest
 
 from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.extras import ForSomeModels
+
+FOR_ANY_MODEL = [name for name, kind in ALGORITHMS.items() if not issubclass(kind, ForSomeModels)]
 
 ARCHETYPES = {
     "fedavg": "one model for all, a mean of what is sent",
@@ -23,7 +26,7 @@ SHORT_GRID = {"temperatures": (1.0, 5.0), "imitations": (0.0, 0.5), "distill_epo
 """PersFL's second stage with 4 students in place of 15, where a test is not about their number."""
 
 
-def archetypes(names: Iterable[str] = ALGORITHMS, besides: Collection[str] = ()) -> list:
+def archetypes(names: Iterable[str] = FOR_ANY_MODEL, besides: Collection[str] = ()) -> list:
     """Values for `parametrize`: all these algorithms, those that are no archetypes marked as slow.
 
     Parameters

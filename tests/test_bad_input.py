@@ -63,12 +63,12 @@ DATA = {
     ),
     "one-hot labels": (
         lambda: federation(np.eye(3, dtype=int)[Y]),
-        r"y has shape \(N, 3\) with one 1 in each row, so it is one-hot: give y.argmax\(axis=1\), or .* 'multi-label'",
+        r"y has shape \(N, 3\) with one 1 in each row, so it is one-hot: give y.argmax\(axis=1\), or .* 'multilabel'",
     ),
     "one-hot labels as floats": (lambda: federation(np.eye(3)[Y]), r"one-hot: give y.argmax\(axis=1\)"),
     "several labels as floats": (
         lambda: federation(np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])[Y]),
-        "y holds only 0.0 and 1.0 in 2 columns: give label_type = 'multi-label' .*, 'numbers' if they are targets",
+        "y holds only 0.0 and 1.0 in 2 columns: give label_type = 'multilabel' .*, 'numbers' if they are targets",
     ),
     "labels in a column": (lambda: federation(Y[:, None]), r"shape \(60, 1\); expected \(N,\): give y.reshape\(-1\)"),
     "labels as text": (
@@ -218,8 +218,11 @@ RUN = {
         lambda run: pf.load(run.path, module=Net),
         r"model is the class Net: give an instance of it",
     ),
-    "the module left out": (lambda run: pf.load(run.path).personal("1"), "trained a Linear: give it as module="),
-    "another module": (lambda run: pf.load(run.path, module=nn.Linear(4, 7)).personal("1"), "the model wants"),
+    "the module left out": (lambda run: pf.load(run.path).personal("1"), "trained a Linear: give it, .* module="),
+    "another module": (
+        lambda run: pf.load(run.path, module=nn.Linear(4, 7)).personal("1"),
+        r"of shape \(7, 4\), the models of .* \(3, 4\)",
+    ),
     "a newcomer with other features": (
         lambda run: run.personalize(X[:, :3], Y),
         r"the newcomer's samples have shape \(3,\), the model wants \(4,\)",
@@ -344,7 +347,7 @@ def test_a_federation_is_a_few_lines(fed):
     ]
     assert "labels    numbers from -1.5 to 2.5 (regression)" in str(federation(np.linspace(-1.5, 2.5, 60)))
     several = np.array([[0, 1], [1, 1], [0, 0]])[Y]
-    assert "labels    2 labels of 0 and 1 a sample (multi-label)" in str(federation(several))
+    assert "labels    2 labels of 0 and 1 a sample (multilabel)" in str(federation(several))
 
 
 def test_a_run_is_four_lines(run):

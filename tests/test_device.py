@@ -13,6 +13,7 @@ from personafl.algorithms.base import Context, JobInfo, Uploads
 from personafl.kernels.task import Batch, Task
 from personafl.models import CNN, MCLR, MLP, FemnistCNN, LSTMModel, initialize
 from personafl.settings import Local
+from tests.archetypes import FOR_ANY_MODEL
 
 CLIENTS, SAMPLES = 3, 4
 BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
@@ -76,7 +77,7 @@ def test_mixing_devices_is_noticed():
         task.gradient_stacked(torch.empty(CLIENTS, task.size), batch(20))
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BY_VALUE])
+@pytest.mark.parametrize("name", [name for name in FOR_ANY_MODEL if name not in BY_VALUE])
 def test_an_algorithm_stays_where_its_parameters_are(name):
     task = Task(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
     layers = tuple(zip(task.names, task.sizes, strict=True))

@@ -22,7 +22,8 @@ blocks = [torch.ones(1_000_000) for _ in range(100)]
 pins = blocks[::10]  # they keep the heap from shrinking at its end
 del blocks
 kept = resident() - begun
-config = {"data": {"name": "digits"}, "rounds": 1, "algorithm": {"name": "fedavg"}, "engine": {"name": "stacked"}}
+config = {"data": {"name": "digits"}, "rounds": 1, "algorithm": {"name": "fedavg"}, "engine": {"name": "stacked"},
+          "partition": {"name": "iid", "clients": 4}, "local": {"steps": 2}}
 before = resident()
 train_config(parse(config), sys.argv[1])
 print(kept, resident() - before)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         FedAMP,
         FedAvg,
         FedAvgFT,
+        FedBN,
         FedPer,
         FedProx,
         FedProxFT,
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from personafl.training.privacy import Privacy
 
 _HOMES = {
-    "algorithms": "ALGORITHMS APFL SCAFFOLD About Algorithm Context Ditto Each FedAMP FedAvg FedAvgFT FedPer FedProx "
-    "FedProxFT Gradient HeurFedAMP JobInfo Mean PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent "
+    "algorithms": "ALGORITHMS APFL SCAFFOLD About Algorithm Context Ditto Each FedAMP FedAvg FedAvgFT FedBN FedPer "
+    "FedProx FedProxFT Gradient HeurFedAMP JobInfo Mean PFedMe PerFedAvg PersFL PersFLGD Program SelfFL SelfFLAug Sent "
     "Separate Uplink Uploads",
     "comparison": "Comparison compare",
     "errors": "PersonaflError",
@@ -113,9 +114,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ALGORITHMS", "APFL", "SCAFFOLD", "About", "Algorithm", "Comparison", "Context", "Ditto", "Each", "EngineSettings",
-    "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "Federation", "Gradient",
-    "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg", "PersFL",
-    "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL", "SelfFLAug",
-    "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare", "data",
-    "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
+    "Explanation", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedPer", "FedProx", "FedProxFT", "Federation",
+    "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg",
+    "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL",
+    "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare",
+    "data", "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
 from personafl.inputs import dtype_of, shape_of, some, written_shape
+from personafl.kernels.modes import frozen_and_eval
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
@@ -256,6 +257,12 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
         resolved = _resolved(job, choice)
         log.info("%s", job.task.kind.sentence())
+        if not job.task.template.training:
+            log.warning(
+                "the model is in eval(), and stays so while clients train: dropout does nothing, and batch "
+                "normalization keeps its statistics, the same for all clients; call model.train() first if that is "
+                "not meant"
+            )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
         origin = Origin(job.tables, resolved, job.federation.constants)
@@ -280,6 +287,7 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "input_dtype": dtype_of(federation.x),
         "outputs": kind.outputs(federation.y, federation.classes),
         "fingerprint": federation.fingerprint,
+        **frozen_and_eval(job.task.template),
     }
     if job.engine.precision != "float32":
         resolved["precision"] = job.engine.precision

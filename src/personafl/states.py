@@ -47,8 +47,3 @@ def joined(parts: Sequence[State]) -> State:
 def moved(state: State, device: torch.device | str) -> State:
     """The same state on a device."""
     return {name: value.to(device) for name, value in state.items()}
-
-
-def size_in_bytes(state: State) -> int:
-    """What a state takes in memory, and about what it takes on a wire."""
-    return sum(value.numel() * value.element_size() for value in state.values())

@@ -14,6 +14,7 @@ from personafl.errors import ConfigError, RunError
 from personafl.files import checksum
 from personafl.storage import checkpoint
 from personafl.training.evaluation import shared_model
+from tests.archetypes import FOR_ANY_MODEL
 from tests.oracles.quadratic import personal, quadratics, train
 
 
@@ -127,10 +128,10 @@ def test_a_client_begins_with_what_it_is_sent_when_it_is_first_active(tmp_path, 
 
 def test_clients_that_never_were_active_share_a_model_unless_each_is_sent_its_own(tmp_path):
     shared = {}
-    for name, algorithm in {n: kind() for n, kind in ALGORITHMS.items() if "persfl" not in n}.items():
+    for name, algorithm in {n: ALGORITHMS[n]() for n in FOR_ANY_MODEL if "persfl" not in n}.items():
         runner = train(quadratics(clients=6), algorithm, tmp_path / name, rounds=2, activity=0.2)
         never = np.flatnonzero(runner.active == 0)
-        model = shared_model(runner.algorithm, runner.snapshot(True), never)
+        model = shared_model(runner.algorithm, runner.clients.task, runner.snapshot(True), never)
         shared[name] = model is not None
         if model is not None:
             np.testing.assert_allclose(personal(runner)[never], model.double().expand(len(never), -1), rtol=1e-6)
@@ -143,7 +144,7 @@ def test_clients_that_never_were_active_share_a_model_unless_each_is_sent_its_ow
 
     runner = train(quadratics(clients=6), Apart(), tmp_path, rounds=2, activity=0.2)
     never = np.flatnonzero(runner.active == 0)
-    assert shared_model(runner.algorithm, runner.snapshot(True), never) is None
+    assert shared_model(runner.algorithm, runner.clients.task, runner.snapshot(True), never) is None
     expected = runner.server["theta"].double().numpy() + never[:, None]
     np.testing.assert_allclose(personal(runner)[never], expected, rtol=1e-6)
 

@@ -19,7 +19,7 @@ def test_reaches_the_fixed_point_of_its_linear_map(tmp_path, weights):
     problem = quadratics()
     p = problem.weights if weights == "samples" else np.full(4, 0.25)
     expected = fixed_point(lambda w: sum(p[m] * local_result(problem, m, w) for m in range(4)), 3)
-    runner = train(problem, FedAvg(weights=weights), tmp_path, rounds=300, lr=LR, steps=STEPS)
+    runner = train(problem, FedAvg(weights=weights), tmp_path, rounds=80, lr=LR, steps=STEPS)
     np.testing.assert_allclose(server(runner), expected, rtol=1e-4, atol=1e-5)
     average_optimum = np.linalg.solve(np.tensordot(p, problem.A, 1), np.einsum("m,mij,mj->i", p, problem.A, problem.z))
     assert np.abs(server(runner) - average_optimum).max() > 1e-3, "the drift of fedavg should be visible here"

@@ -20,7 +20,7 @@ def test_reaches_the_fixed_point_of_its_linear_map(tmp_path):
     p = problem.weights
     expected = fixed_point(lambda w: sum(p[m] * local_result(problem, m, w) for m in range(4)), 3)
     without = fixed_point(lambda w: sum(p[m] * local_result(problem, m, w, mu=0) for m in range(4)), 3)
-    runner = train(problem, FedProx(mu=MU), tmp_path, rounds=400, lr=LR, steps=STEPS)
+    runner = train(problem, FedProx(mu=MU), tmp_path, rounds=60, lr=LR, steps=STEPS)
     np.testing.assert_allclose(server(runner), expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected - without).max() > 1e-3, "the proximal term should make a difference here"
     np.testing.assert_allclose(

@@ -21,7 +21,7 @@ from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner
-from tests.archetypes import SHORT_GRID
+from tests.archetypes import FOR_ANY_MODEL, SHORT_GRID
 from tests.oracles.quadratic import personal, quadratics, server, states, train
 
 LR, ROUNDS = 0.02, 3
@@ -169,7 +169,7 @@ REFUSED = {
 WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate"}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", FOR_ANY_MODEL)
 def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_path, algorithm):
     settings = SHORT_GRID if algorithm.startswith("persfl") else {}
     plain = runner(ALGORITHMS[algorithm](**settings), Local(lr=LR, steps=3), tmp_path)

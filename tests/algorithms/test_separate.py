@@ -6,7 +6,7 @@ from tests.oracles.quadratic import personal, quadratics, train
 
 def test_every_client_reaches_its_own_optimum(tmp_path):
     problem = quadratics()
-    models = personal(train(problem, Separate(), tmp_path, rounds=200, lr=0.1))
+    models = personal(train(problem, Separate(), tmp_path, rounds=100, lr=0.1))
     np.testing.assert_allclose(models, problem.z, rtol=1e-4, atol=1e-4)
 
 

@@ -15,7 +15,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
-from tests.archetypes import SHORT_GRID
+from tests.archetypes import FOR_ANY_MODEL, SHORT_GRID
 
 MODELS = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
@@ -32,6 +32,16 @@ MODELS = {
         nn.Flatten(),
         nn.Linear(16, 4),
     ),
+    "cnn with batch norm": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(27, 4),
+    ),
     "cnn with batch norm per client": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
     ),
@@ -44,6 +54,10 @@ SHORT = {
     "fedprox-ft": {"fine_tune_steps": 5},
 }
 """Fewer steps where a client takes the same ones again and again."""
+
+
+def model_for(algorithm: str) -> str:
+    return "mlp" if algorithm in FOR_ANY_MODEL else "cnn with batch norm"
 
 
 def federation(clients: int = 7) -> Federation:
@@ -107,16 +121,17 @@ def assert_agree(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> None
 def test_engines_agree_for_every_algorithm(tmp_path, algorithm):
     """Epochs make the clients' numbers of steps differ; half of the clients are active."""
     local = Local(lr=0.05, batch_size=4, epochs=2)
-    one = everything(run("loop", algorithm, "mlp", tmp_path, local, activity=0.6))
+    one = everything(run("loop", algorithm, model_for(algorithm), tmp_path, local, activity=0.6))
     for engine in ("stacked", "threaded"):
-        assert_agree(one, everything(run(engine, algorithm, "mlp", tmp_path, local, activity=0.6)))
+        assert_agree(one, everything(run(engine, algorithm, model_for(algorithm), tmp_path, local, activity=0.6)))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_chunks_do_not_change_the_answer(tmp_path, algorithm):
     local = Local(lr=0.05, batch_size=4, epochs=1)
-    whole = everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0, rounds=2))
-    parts = everything(run("stacked", algorithm, "mlp", tmp_path, local, activity=1.0, memory=-1, rounds=2))
+    model = model_for(algorithm)
+    whole = everything(run("stacked", algorithm, model, tmp_path, local, activity=1.0, rounds=2))
+    parts = everything(run("stacked", algorithm, model, tmp_path, local, activity=1.0, memory=-1, rounds=2))
     assert_agree(whole, parts)
 
 

@@ -13,10 +13,10 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles
 from personafl.training.runner import Runner
-from tests.archetypes import archetypes
+from tests.archetypes import FOR_ANY_MODEL, archetypes
 from tests.engines.test_agreement import MODELS, Schedule, Task, federation, torch
 
-ROUNDS, BATCH = 3, 4
+ROUNDS, BATCH = 2, 4
 
 PER_STEP = {
     "ditto": 2,
@@ -71,7 +71,7 @@ def steps_taken(runner: Runner) -> float:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FOR_ANY_MODEL)
 def test_every_algorithm_on_every_engine(tmp_path, name, engine):
     """What is known: gradients a step, times the steps taken, and what comes before the last evaluation."""
     runner = run(engine, made(name), tmp_path / "run", Local(lr=0.01, batch_size=BATCH, epochs=2))
@@ -137,8 +137,8 @@ def test_evaluations_in_between_do_not_add_up(tmp_path):
     runner.run()
     table = folder.clients()
     of_round = dict(zip(table.column("round").to_pylist(), table.column("gradients").to_pylist(), strict=True))
-    assert of_round == {1: 2 + 7, 2: 4 + 7, 3: 6 + 7}
-    assert counted(made).tolist() == [6 + 7] * 7
+    assert of_round == {1: 2 + 7, 2: 4 + 7}
+    assert counted(made).tolist() == [4 + 7] * 7
 
 
 def test_a_resumed_run_counts_on(tmp_path):

@@ -107,10 +107,10 @@ def test_floats_can_be_declared_classes_or_numbers():
 
 def test_one_hot_labels_can_be_declared_several_labels():
     one_hot = np.eye(3)[[0, 1, 2, 0, 1, 2]]
-    fed = made(one_hot, label_type="multi-label")
+    fed = made(one_hot, label_type="multilabel")
     assert fed.multi_label and fed.y.dtype == torch.int64
     with pytest.raises(DataError, match=r"y has shape \('N', 3\) with values from 0 to 2; expected \(N, labels\)"):
-        made(2 * one_hot, label_type="multi-label")
+        made(2 * one_hot, label_type="multilabel")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_floats_that_do_not_look_like_classes_are_numbers(y):
 
 
 def test_a_type_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="label_type = 'float': must be auto, classes, numbers or multi-label"):
+    with pytest.raises(ConfigError, match="label_type = 'float': must be auto, classes, numbers or multilabel"):
         made([0, 1], label_type="float")
 
 

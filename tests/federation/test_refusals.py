@@ -72,7 +72,10 @@ ONE = ([[1.0, 2.0]], [0])
             "x of client 'a' holds object values, not numbers",
         ),
         (lambda: Federation.from_clients({"a": ([["x"]], [0])}), "x of client 'a' holds <U1 values"),
-        (lambda: Federation.from_clients({"a": ([[1.0]], ["cat"])}), "y of client 'a' holds <U3 values"),
+        (
+            lambda: Federation.from_clients({"a": ([[1.0]], ["cat"])}),
+            "y of client 'a' holds text such as 'cat'; give the number",
+        ),
         (
             lambda: Federation.from_clients({"a": ([[[1.0], [1.0, 2.0]], [[1.0]]], [0, 1])}),
             "x of client 'a': sample 0 is not one array",

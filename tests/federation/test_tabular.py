@@ -258,7 +258,7 @@ def changed(**columns):
         (changed(outcome=["a", None, "b"] * 2), {}, "column 'outcome' in row 2 has no value; fill it in"),
         (changed(outcome=[1, 0, None] * 2), {}, "column 'outcome' in row 3 has no finite value"),
         (changed(outcome=[1.5, np.nan, 1.0] * 2), {}, "column 'outcome' in row 2 has no finite value"),
-        (changed(outcome=[-1, 1, 1] * 2), {}, "negative labels in 2 clients"),
+        (changed(outcome=[-1, 1, 1] * 2), {}, "labels are -1 and 1; classes count from 0"),
         (changed(hospital=["a", "b", ""] * 2), {}, "column 'hospital' in row 3 has no value"),
         (changed(hospital=["a", None, "b"] * 2), {}, "column 'hospital' in row 2 has no value"),
         (changed(hospital=[0.5, 1.0, 2.0] * 2), {}, "column 'hospital' holds double values, expected names"),

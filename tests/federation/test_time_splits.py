@@ -1,8 +1,11 @@
 """Splits by time: what is for testing comes after what is for training."""
 
 import datetime
+import os
+from pathlib import Path
 
 import numpy as np
+import pyarrow.csv
 import pytest
 import torch
 
@@ -130,3 +133,26 @@ def test_only_one_thing_can_say_what_is_for_testing():
     table = {"who": ["a"], "x": [1], "when": [1], "part": ["train"], "y": [0]}
     with pytest.raises(ConfigError, match="time = 'when' and split = 'part': only one can say"):
         Federation.from_table(table, client="who", label="y", time="when", split="part")
+
+
+PARKINSON = Path(os.environ.get("PERSONAFL_DATA", "nowhere")) / "parkinsons_updrs.csv.gz"
+
+
+@pytest.mark.skipif(not PARKINSON.exists(), reason="needs the Parkinsons telemonitoring data")
+def test_the_last_recordings_of_each_patient_are_for_testing():
+    options = {"client": "subject#", "label": ["motor_UPDRS", "total_UPDRS"], "time": "test_time"}
+    fed = Federation.from_table(PARKINSON, **options)
+    assert len(fed) == 42 and fed.y.shape == (5875, 2) and fed.classes is None
+    rows = {name: column.to_numpy() for name, column in zip(*_columns(PARKINSON), strict=True)}
+    for client in fed.ids:
+        mine = np.flatnonzero(rows["subject#"] == int(client))
+        mine = mine[np.argsort(rows["test_time"][mine], kind="stable")]
+        tested = fed.client(client)["test"][1].numpy()
+        assert abs(len(tested) - 0.2 * len(mine)) < 1
+        expected = np.stack([rows["motor_UPDRS"], rows["total_UPDRS"]], 1)[mine[-len(tested) :]]
+        assert np.allclose(tested, expected)
+
+
+def _columns(path):
+    table = pyarrow.csv.read_csv(path)
+    return table.column_names, table.columns

@@ -157,7 +157,7 @@ def test_python_is_told_the_same(run):
 
     with pytest.raises(ModelError, match=r"Net has 'words.weight' of shape \(9, 7\), the models of .* \(9, 6\)"):
         pf.load_run(run.path, module=Net(7))
-    with pytest.raises(ModelError, match=r"module = Net is a class: give an instance, Net\(…\)"):
+    with pytest.raises(ModelError, match=r"model is the class Net: give an instance of it, Net\(…\)"):
         pf.load_run(run.path, module=Net)
     assert pf.load_run(run.path, module=Net(6)).personal("c0").head.weight.shape == (2, 6)
 

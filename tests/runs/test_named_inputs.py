@@ -32,7 +32,9 @@ class TextAndTable(nn.Module):
         return self.head(torch.cat([text, table], 1))
 
 
-class Tagger(nn.Module):
+class Reader(nn.Module):
+    """A class for a text, by what was read up to its last word."""
+
     def __init__(self):
         super().__init__()
         self.words, self.read, self.head = nn.Embedding(12, 4), nn.GRU(4, 6, batch_first=True), nn.Linear(6, 2)
@@ -41,6 +43,17 @@ class Tagger(nn.Module):
         states, _ = self.read(self.words(x))
         last = (mask.long().sum(1) - 1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
         return self.head(states.gather(1, last).squeeze(1))
+
+
+class Tagger(nn.Module):
+    """A class for each word."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.read, self.head = nn.Embedding(12, 4), nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, ids, mask):
+        return self.head(self.read(self.words(ids))[0])
 
 
 def client(seed, samples=14):
@@ -94,7 +107,7 @@ def test_a_round_of_one_client_is_plain_torch():
         torch.testing.assert_close(value, mine.state_dict()[name])
 
 
-@pytest.mark.parametrize("module", [TextAndTable, Tagger])
+@pytest.mark.parametrize("module", [TextAndTable, Reader])
 def test_the_width_of_the_padding_changes_nothing(module):
     def words_only(length):
         data = {f"c{m}": (client(m)[0]["ids"], client(m)[1] % 2) for m in range(3)}
@@ -104,6 +117,36 @@ def test_the_width_of_the_padding_changes_nothing(module):
     first, second = trained(narrow, "ditto", module=module), trained(wide, "ditto", module=module)
     for name in narrow.ids:
         torch.testing.assert_close(outputs(second, wide, name), outputs(first, narrow, name), rtol=1e-4, atol=1e-5)
+
+
+def tagged(length=None):
+    texts = {f"c{m}": client(m)[0]["ids"] for m in range(3)}
+    data = {name: ({"ids": x}, [(row + k) % 3 for k, row in enumerate(x)]) for name, x in texts.items()}
+    return pf.Federation.from_clients(data, length=length)
+
+
+def test_padded_labels_count_for_nothing():
+    """The loss of each client, by hand, is the mean over the words that are real."""
+    runs = {length: trained(tagged(length), "fedavg", module=Tagger) for length in (None, 9)}
+    wide, narrow = runs[9].rounds()[-1], runs[None].rounds()[-1]
+    scores = {key for key in narrow if key.endswith(("_loss", "_accuracy"))}
+    assert scores and all(np.isclose(narrow[key], wide[key], atol=1e-5) for key in scores)
+    fed, net, sums = tagged(), runs[None].global_model(), []
+    for name in fed.ids:
+        x, y = fed.client(name)["test"]
+        values = nn.functional.cross_entropy(net(**x).transpose(1, 2), y, reduction="none", ignore_index=-100)
+        sums.append((values.sum().item(), int((y >= 0).sum())))
+    rows = runs[None].clients().to_pylist()
+    for row, (loss, words) in zip(rows, sums, strict=True):
+        assert row["global_loss"] == pytest.approx(loss / words, rel=1e-4)
+
+
+def test_a_newcomer_brings_labels_of_each_word():
+    run = trained(tagged(), "ditto", module=Tagger)
+    rng = np.random.default_rng(5)
+    ids = [rng.integers(0, 12, n) for n in (2, 4, 1, 3)]
+    net = run.personalize({"ids": ids}, [row % 3 for row in ids])
+    assert net(**run.features({"ids": ids})).shape == (4, 6, 3)
 
 
 def test_run_toml_says_what_each_input_is_and_the_run_opens_again(tmp_path):

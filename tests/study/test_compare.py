@@ -314,8 +314,8 @@ def test_what_cannot_be_sent_to_a_process_is_said_in_one_line(fed):
     [
         ({"algorithms": ["dito"]}, "'dito' is unknown .did you mean 'ditto'"),
         ({"algorithms": []}, "algorithms is empty"),
-        ({"algorithms": [3]}, "must be an algorithm such as"),
-        ({"algorithms": [pf.Ditto]}, "must be an algorithm such as"),
+        ({"algorithms": [3]}, "give an algorithm such as"),
+        ({"algorithms": [pf.Ditto]}, "algorithm is the class Ditto"),
         ({"algorithms": [pf.Ditto(lam=1.0), pf.Ditto(lam=2.0)]}, "several methods called 'ditto': give each a label"),
         ({"algorithms": {"": pf.Ditto()}}, "no label"),
         ({"algorithms": {"fedavg": pf.Ditto()}}, "what others are measured against"),
@@ -336,7 +336,7 @@ def test_what_cannot_be_sent_to_a_process_is_said_in_one_line(fed):
         ({"search": {"local.lr": [1.0]}, "search_seeds": 2, "seeds": 1}, "at most the 1 seed"),
         ({"module": nn.Linear}, "module = .*must be a Module, or a function"),
         ({"module": lambda seed: seed}, "must be a Module"),
-        ({"federation": "digits"}, "federation = 'digits'"),
+        ({"federation": "digits"}, "federation is 'digits'"),
         ({"ronds": 3}, "unknown key 'ronds' .did you mean 'rounds'"),
     ],
 )

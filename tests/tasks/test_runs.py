@@ -1,4 +1,4 @@
-"""Tasks in whole runs: closed-form fits, comparisons by measures of either direction, somebody's own loss and metric."""
+"""Tasks in whole runs: closed-form fits, measures of either direction, somebody's own loss and metric."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_comparison_by_rmse_ranks_the_lowest_first_and_measures_improvement(tm
     )
     rows = {row["label"]: row for row in found.table()}
     judgement = found.judgement
-    assert judgement.primary == "rmse" and "lowest RMSE" in found.answer or "RMSE from" in found.answer
+    assert judgement.primary == "rmse" and ("lowest RMSE" in found.answer or "RMSE from" in found.answer)
     best = min(rows.values(), key=lambda row: row["rmse"])
     assert best["method"] == found.best
     mine, alone, common = (
@@ -261,7 +261,7 @@ def test_what_cannot_be_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="classification"):
         pf.train(fed, linear(), pf.PersFL(), **QUIET)
     pf.train(fed, linear(), rounds=1, out=tmp_path / "run", **QUIET)
-    with pytest.raises(RunError, match="run of another task: its task.loss is 'squared', now it is 'huber'"):
+    with pytest.raises(RunError, match=r"run of another task: its task\.loss is 'squared', now it is 'huber'"):
         pf.train(fed, linear(), rounds=2, out=tmp_path / "run", resume=True, task=pf.tasks.Regression(loss="huber"),
                  **QUIET)  # fmt: skip
 

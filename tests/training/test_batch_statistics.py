@@ -193,6 +193,25 @@ def test_a_newcomer_has_its_own_statistics(tmp_path):
     same_modules(net, fed_at_once(net, x))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["ray", "flower-sim"])
+def test_clients_elsewhere_have_the_same_statistics(where):
+    """Ray pools them layer after layer; at Flower's sites they stay, and the global model is kept without any."""
+    pytest.importorskip({"ray": "ray", "flower-sim": "flwr"}[where])
+    here, there = (
+        pf.train(federation("tabular"), network("tabular"), pf.Ditto(), rounds=2, local=LOCAL, engine=engine,
+                 progress=False)
+        for engine in ("loop", where)
+    )  # fmt: skip
+    for client in ("client 0", "client 2"):
+        same_modules(there.personal(client), here.personal(client))
+    if where == "ray":
+        same_modules(there.global_model(), here.global_model())
+        return
+    with pytest.raises(ModelError, match=r"no '1.running_mean'"):
+        there.global_model()
+
+
 def test_with_privacy_no_statistics_leave_the_clients(tmp_path):
     """The global model is measured with each client's own, and is kept without any."""
     fed = federation("tabular")

@@ -22,12 +22,12 @@ from personafl.models import initialize
 from personafl.settings import Local, Schedule
 
 SETTINGS = {
-    "rounds": 4,
+    "rounds": 3,
     "activity": 0.4,
     "eval_every": 2,
     "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3},
     "model": {"name": "mlp", "hidden": [12], "dropout": 0.2},
-    "local": {"lr": 0.05, "epochs": 1, "batch_size": 7},
+    "local": {"lr": 0.05, "epochs": 1, "batch_size": 20},
 }
 
 

@@ -15,9 +15,7 @@ from personafl.errors import ConfigError
 @pytest.fixture(scope="module")
 def federation():
     draws = torch.Generator().manual_seed(0)
-    clients = {
-        f"c{k}": (torch.randn(20, 6, generator=draws).numpy(), (torch.arange(20) % 3).numpy()) for k in range(4)
-    }
+    clients = {f"c{k}": (torch.randn(20, 6, generator=draws).numpy(), (torch.arange(20) % 3).numpy()) for k in range(4)}
     return pf.Federation.from_clients(clients)
 
 

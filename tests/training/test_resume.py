@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from personafl.algorithms import ALGORITHMS
-from tests.archetypes import SHORT_GRID
+from tests.archetypes import FOR_ANY_MODEL, SHORT_GRID
 from tests.training.killable import SETTINGS, assert_same, files, write_config
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are killed in forked processes")
@@ -134,7 +133,7 @@ QUICK = ("separate", "fedprox-ft", "scaffold", "persfl")
 
 
 @pytest.mark.parametrize(
-    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FOR_ANY_MODEL]
 )
 def test_other_algorithms_survive_too(worker, algorithm, tmp_path):
     settings = {**SETTINGS, "algorithm": {"name": algorithm}}

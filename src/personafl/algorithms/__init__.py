@@ -21,6 +21,7 @@ from personafl.algorithms.base import (
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.perfedavg import PerFedAvg
@@ -36,7 +37,7 @@ ALGORITHMS = Registry(
     "algorithm",
     "personafl.algorithms",
     [
-        Separate, FedAvg, FedAvgFT, FedProx, FedProxFT, SCAFFOLD, APFL, Ditto, PFedMe, PerFedAvg, FedPer, FedAMP,
+        Separate, FedAvg, FedAvgFT, FedProx, FedProxFT, SCAFFOLD, APFL, Ditto, PFedMe, PerFedAvg, FedPer, FedBN, FedAMP,
         HeurFedAMP, PersFL, PersFLGD, SelfFL, SelfFLAug,
     ],
     base=Algorithm,
@@ -54,6 +55,7 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
+    "FedBN",
     "FedPer",
     "FedProx",
     "FedProxFT",

@@ -159,6 +159,8 @@ class JobInfo:
     ----------
     layers
         Name and size of each piece of the parameter vector, in order: ("0.weight", 640), ("0.bias", 10), …
+    kinds
+        The class of the layer that each piece belongs to: "Linear", "BatchNorm2d", …
     clients
         The number of clients.
     local
@@ -174,6 +176,7 @@ class JobInfo:
     local: Local
     classification: bool
     groups: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rate_factors(self.layers, self.local.groups, last_layers(self.layers))  # every name of a group is a parameter's

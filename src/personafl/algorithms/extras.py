@@ -69,6 +69,10 @@ class SideBySide(ABC):
         """A client's new state from its state and what its copies sent up (a leading axis of `copies`)."""
 
 
+class ForSomeModels:
+    """Fits models with layers of a certain kind only: a comparison of all algorithms leaves it out."""
+
+
 class HasHead(ABC):
     """A part of the model is the head, for this algorithm and for `local.groups`."""
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
 from personafl.algorithms.extras import HasHead
 from personafl.algorithms.parameter_groups import last_layers, rate_factors
+from personafl.algorithms.pieces import Pieces
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -35,8 +35,8 @@ class FedPer(HasHead, Algorithm):
     head_names: tuple[str, ...] = ()
     weights: Literal["samples", "equal"] = "samples"
 
-    # Sizes of the pieces of the vector, in order, and whether each belongs to the head: set by `prepare`.
-    _pieces: ClassVar[tuple[tuple[int, bool], ...]] = ()
+    # Which pieces of the vector belong to the head: set by `prepare`.
+    _pieces: ClassVar[Pieces] = Pieces(())
     about = About(
         name="fedper",
         paper="Arivazhagan et al. 2019",
@@ -71,50 +71,36 @@ class FedPer(HasHead, Algorithm):
         ]
         rate_factors(job.layers, job.local.groups, [own for _, own in pieces])  # each of them has a parameter
         fitted = replace(self)
-        object.__setattr__(fitted, "_pieces", tuple(pieces))
+        object.__setattr__(fitted, "_pieces", Pieces(tuple(pieces)))
         return fitted
 
     @property
     def head_pieces(self) -> tuple[bool, ...]:
-        return tuple(own for _, own in self._pieces)
-
-    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Base and head of a vector."""
-        pieces = torch.split(theta, [size for size, _ in self._pieces])
-        parts = [
-            [p for p, (_, mine) in zip(pieces, self._pieces, strict=True) if mine is head] for head in (False, True)
-        ]
-        return torch.cat([theta[:0], *parts[0]]), torch.cat([theta[:0], *parts[1]])
-
-    def _join(self, base: Tensor, head: Tensor) -> Tensor:
-        """The vector of a base and a head."""
-        sizes = [[size for size, mine in self._pieces if mine is head_] for head_ in (False, True)]
-        queues = [list(torch.split(v, s)) if s else [] for v, s in zip((base, head), sizes, strict=True)]
-        return torch.cat([queues[mine].pop(0) for _, mine in self._pieces])
+        return tuple(own for _, own in self._pieces.sizes)
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
-        base, head = self._split(theta0)
+        base, head = self._pieces.split(theta0)
         return {"base": base.clone(), "head0": head.clone()}
 
     def new_client(self, theta0: Tensor, sent: State) -> State:
-        return {"head": self._split(theta0)[1]}
+        return {"head": self._pieces.split(theta0)[1]}
 
     def send(self, server: State, ids: Tensor) -> Sent:
         return Sent({"base": server["base"]})
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
-        return {"theta": self._join(sent["base"], own["head"])}, ctx.steps
+        return {"theta": self._pieces.join(sent["base"], own["head"])}, ctx.steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         ctx.descend(carry, "theta", grad)
         return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        base, head = self._split(carry["theta"])
+        base, head = self._pieces.split(carry["theta"])
         return {"head": head}, {"base": base}
 
     def personal(self, own: State, sent: State) -> Tensor:
-        return self._join(sent["base"], own["head"])
+        return self._pieces.join(sent["base"], own["head"])
 
     def global_model(self, server: State) -> Tensor | None:
         return None

@@ -43,7 +43,7 @@ def _labels(fed: Stored) -> str:
         low, high = fed.y.min().item(), fed.y.max().item()
         return f"numbers{shape} from {low:.4g} to {high:.4g} (regression)"
     if fed.multi_label:
-        return f"{fed.y.shape[1]} labels of 0 and 1 a sample (multi-label)"
+        return f"{fed.y.shape[1]} labels of 0 and 1 a sample (multilabel)"
     names = f" ({listing(fed.class_names, 5)})" if fed.class_names else ""
     return f"{many(fed.classes, 'class') if fed.classes == 1 else f'{fed.classes} classes'}{names}{shape}"
 

@@ -54,6 +54,7 @@ from personafl.federation.splits import (
 )
 from personafl.federation.tabular_files import open_table
 from personafl.federation.tabular_inputs import Choice
+from personafl.federation.tabular_roles import Columns
 from personafl.inputs import Inputs, as_state, some
 from personafl.streams import name_key
 
@@ -250,7 +251,7 @@ class Federation:
         seed
             The partition follows from it, and, for each client apart, the split.
         label_type
-            What y is: `classes`, `numbers` (targets of a regression) or `multi-label` (several labels of 0 and 1 a
+            What y is: `classes`, `numbers` (targets of a regression) or `multilabel` (several labels of 0 and 1 a
             sample). `auto` goes by the type of the numbers, and refuses floats that look like classes and one-hot
             labels.
         missing
@@ -486,7 +487,7 @@ class Federation:
             `error`; or `fill`: numbers by the median and categories by the mode of the training rows, with a feature
             0 or 1 for each column that has gaps. Labels, clients, groups, splits and times must be there.
         label_type
-            `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multi-label`, or by what is in the
+            `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multilabel`, or by what is in the
             column: `auto`.
         length, splits, splitting, seed, classes, name
             As in `from_arrays`; the name is the file's unless given.
@@ -498,7 +499,7 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
-        columns = tabular.Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
+        columns = Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
         rows = tabular.read_rows([open_table(table)], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
@@ -584,7 +585,7 @@ class Federation:
         length, splitting, seed, classes, name
             As in `from_arrays`.
         """
-        columns = tabular.Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
+        columns = Columns(label, client, features, categorical, group, None, time, label_type, missing, length)
         rows = tabular.read_rows(datasets.huggingface_tables(dataset, label), columns)
         name = name or "huggingface"
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)

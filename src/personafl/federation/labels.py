@@ -11,7 +11,7 @@ from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import Array
 from personafl.federation.checks import listing
 
-LabelType = Literal["auto", "classes", "numbers", "multi-label"]
+LabelType = Literal["auto", "classes", "numbers", "multilabel"]
 """auto: integers are classes, or, as 0 and 1 in several columns, several labels; floats are numbers."""
 
 _FEW = 20  # different whole numbers that floats may be and still be taken for classes
@@ -20,7 +20,7 @@ _FEW = 20  # different whole numbers that floats may be and still be taken for c
 def check_label_type(label_type: str) -> None:
     """Refuse what is no type of labels."""
     if label_type not in get_args(LabelType):
-        raise ConfigError(f"label_type = {label_type!r}: must be {', '.join(get_args(LabelType)[:-1])} or multi-label")
+        raise ConfigError(f"label_type = {label_type!r}: must be {', '.join(get_args(LabelType)[:-1])} or multilabel")
 
 
 def typed_labels(pieces: Sequence[Array], label_type: LabelType, classes: int | None = None) -> list[Array]:
@@ -34,9 +34,9 @@ def typed_labels(pieces: Sequence[Array], label_type: LabelType, classes: int | 
         return list(pieces)
     if not all(_is_whole(piece) for piece in pieces):
         raise DataError(f"label_type = {label_type!r}, and y holds {_not_whole(pieces):g}; expected whole numbers")
-    if label_type == "multi-label" and not (pieces[0].ndim == 2 and all(_is_binary(piece) for piece in pieces)):
+    if label_type == "multilabel" and not (pieces[0].ndim == 2 and all(_is_binary(piece) for piece in pieces)):
         raise DataError(
-            f"label_type = 'multi-label', and y has shape {('N', *pieces[0].shape[1:])} with values from "
+            f"label_type = 'multilabel', and y has shape {('N', *pieces[0].shape[1:])} with values from "
             f"{_least(pieces)} to {_most(pieces)}; expected (N, labels) of 0 and 1"
         )
     return [piece.astype(np.int64) for piece in pieces]
@@ -74,11 +74,11 @@ def _refuse_doubtful(pieces: Sequence[Array]) -> None:
         if all((piece.sum(axis=1) == 1).all() for piece in pieces):
             raise DataError(
                 f"y has shape ({shape[0]}, {shape[1]}) with one 1 in each row, so it is one-hot: give "
-                "y.argmax(axis=1), or label_type = 'multi-label' if a sample may have several labels"
+                "y.argmax(axis=1), or label_type = 'multilabel' if a sample may have several labels"
             )
         if floats:
             raise DataError(
-                f"y holds only 0.0 and 1.0 in {shape[1]} columns: give label_type = 'multi-label' if these are labels "
+                f"y holds only 0.0 and 1.0 in {shape[1]} columns: give label_type = 'multilabel' if these are labels "
                 "that a sample has or not, 'numbers' if they are targets of a regression"
             )
     if floats and all(piece.ndim == 1 or piece.shape[1:] == (1,) for piece in pieces) and _may_be_classes(pieces):

@@ -123,6 +123,12 @@ def equal_length(
     return [({name: column[i] for name, column in columns.items()}, y) for i, y in enumerate(labels)]
 
 
+def padded_length(pieces: Sequence[tuple[Features, Part]]) -> int | None:
+    """The longest sample, where any are of unequal length."""
+    found = [part for x, y in pieces for part in (*parts(x).values(), y) if isinstance(part, Ragged)]
+    return max((part.shape[1] for part in found), default=None)
+
+
 def padding_notes(
     brought: Sequence[tuple[Features, Part]], pieces: Sequence[tuple[Array | dict[str, Array], Array]]
 ) -> list[str]:

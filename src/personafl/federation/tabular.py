@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,27 +13,21 @@ from numpy.typing import NDArray
 
 from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import SPLITS, Indices, stored_features, stored_labels
-from personafl.federation.checks import listing
-from personafl.federation.labels import LabelType, check_label_type, label_notes, typed_labels
-from personafl.federation.missing import Feature, Missing, check_missing, filled
+from personafl.federation.labels import label_notes
+from personafl.federation.missing import Feature, filled
 from personafl.federation.partition import Partition
 from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.splits import bounds_of, dealt_clients, groups_of_clients, sample_ranks, split_samples
 from personafl.federation.tabular_columns import (
     Place,
-    described,
     encoded,
-    innermost,
-    is_numeric,
     label,
-    labels_of_columns,
     matrix,
     moments,
     text,
 )
 from personafl.federation.tabular_files import ROWS_AT_ONCE, Table
 from personafl.federation.tabular_inputs import (
-    Choice,
     Group,
     all_inputs,
     bytes_of,
@@ -43,6 +36,7 @@ from personafl.federation.tabular_inputs import (
     input_groups,
     number_columns,
 )
+from personafl.federation.tabular_roles import Columns, check_columns, chosen_features, read_labels
 from personafl.inputs import parts, whole
 
 Normalization = Literal["none", "standard"]
@@ -50,7 +44,6 @@ Normalization = Literal["none", "standard"]
 
 _SPLIT_NAMES = {"train": 0, "val": 1, "validation": 1, "test": 2}
 _MOST_CATEGORIES = 1_000
-_MANY_CLASSES = 20  # above this, whole numbers may well be measurements
 
 
 @runtime_checkable
@@ -58,46 +51,6 @@ class Selection(Protocol):
     """A partition that leaves samples with their owners and only picks among these, such as `Natural`."""
 
     def keep(self, owners: NDArray[Any]) -> tuple[NDArray[np.bool_], list[str]]: ...
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which column of a table is what; see `Federation.from_table`."""
-
-    label: str | Sequence[str]
-    client: str | None = None
-    features: str | Sequence[str] | Choice | None = None
-    categorical: Sequence[str] = ()
-    group: str | None = None
-    split: str | None = None
-    time: str | None = None
-    label_type: LabelType = "auto"
-    missing: Missing = "error"
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        check_label_type(self.label_type)
-        check_missing(self.missing)
-        if not self.label:
-            raise ConfigError("label is empty: name the column that holds the labels")
-        if isinstance(self.categorical, str):
-            raise ConfigError(f"categorical = {self.categorical!r}: must be a list of columns, [{self.categorical!r}]")
-        if self.time is not None and self.split is not None:
-            raise ConfigError(f"time = {self.time!r} and split = {self.split!r}: only one can say what is for testing")
-        if self.client is None and (self.group is not None or self.split is not None):
-            which = "group" if self.group is not None else "split"
-            raise ConfigError(f"{which} = {getattr(self, which)!r} needs client: only clients have groups and splits")
-        if isinstance(self.features, str) and self.categorical:
-            raise ConfigError(
-                f"features = {self.features!r} is one column: give a list to have categorical ones besides"
-            )
-        if self.features is not None and not self.features and not self.categorical:
-            raise ConfigError("features = []: name at least one column, or leave it out for all columns of numbers")
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns of labels."""
-        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,12 +162,12 @@ def check_normalization(normalize: str) -> None:
 
 def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     """Read the columns of one table, or of one for each split, and check every value on the way."""
-    _check_columns(tables[0], columns, ())
+    check_columns(tables[0], columns, ())
     groups: list[Group] = []
     if isinstance(columns.features, Mapping):
         groups = input_groups(columns.features, columns.categorical, tables[0])
         columns = replace(columns, features=number_columns(groups), categorical=code_columns(groups))
-    features, notes = _chosen_features(tables[0], columns)
+    features, notes = chosen_features(tables[0], columns)
     named = [name for name in (columns.client, columns.group, columns.split, *columns.categorical) if name is not None]
     x: list[dict[str, Any]] = []
     texts: dict[str, list[pa.Array]] = {name: [] for name in (*named, *columns.labels)}
@@ -223,7 +176,7 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     may_lack = columns.categorical if columns.missing == "fill" else ()
     room = _memory()
     for table in tables:
-        _check_columns(table, columns, features)
+        check_columns(table, columns, features)
         row = 0
         for batch in table.read([*features, *texts, *([columns.time] if columns.time else [])], features):
             if len(batch) == 0:
@@ -253,7 +206,7 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
         part.append(np.full(row, _SPLIT_NAMES.get(table.split or "train", 0)))
     if not x:
         raise DataError(f"{tables[0].where} has no row; expected a row a sample")
-    y, names, label_note = _labels(columns, [texts.pop(name) for name in columns.labels], tables[0])
+    y, names, label_note = read_labels(columns, [texts.pop(name) for name in columns.labels], tables[0])
     codes = {name: encoded(pieces) for name, pieces in texts.items()}
     ids, owner = codes[columns.client] if columns.client is not None else ([], np.zeros(0, np.int64))
     found: Any
@@ -281,32 +234,6 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     )
 
 
-def _labels(
-    columns: Columns, pieces: Sequence[Sequence[pa.Array]], table: Table
-) -> tuple[NDArray[Any], tuple[str, ...] | None, list[str]]:
-    """The labels of one column, or of several side by side; names of classes; what one should know of them."""
-    y, names = labels_of_columns(pieces, columns.labels, table)
-    if names is not None and columns.label_type in ("numbers", "multi-label"):
-        raise DataError(
-            f"{table.where}: column {columns.labels[0]!r} holds text ({listing(names, 3)}), and label_type = "
-            f"{columns.label_type!r} wants numbers; leave label_type out for classes"
-        )
-    several = y.ndim == 2 and y.dtype.kind != "f" and not ((y == 0) | (y == 1)).all()
-    if several and columns.label_type == "auto":
-        raise DataError(
-            f"{table.where}: the columns {listing(columns.labels)} hold whole numbers up to {y.max()}; give label_type "
-            "= 'numbers' for a regression, 'classes' for a class in each column"
-        )
-    [y] = typed_labels([y], columns.label_type) if names is None else [y]
-    different = len(np.unique(y)) if names is None and y.ndim == 1 and y.dtype.kind != "f" else 0
-    if columns.label_type == "auto" and different > _MANY_CLASSES:
-        return y, names, [
-            f"the {different} different whole numbers of {columns.labels[0]!r} were taken as classes; label_type = "
-            "'numbers' makes them targets of a regression"
-        ]  # fmt: skip
-    return y, names, []
-
-
 def _made_of(
     features: Sequence[str], x: NDArray[Any], categorical: Sequence[str], one_hot: Sequence[NDArray[Any]]
 ) -> list[Feature]:
@@ -317,59 +244,6 @@ def _made_of(
         *(Feature(name) for name in numbers),
         *(Feature(name, made.shape[1]) for name, made in zip(categorical, one_hot, strict=True)),
     ]
-
-
-def _chosen_features(table: Table, columns: Columns) -> tuple[list[str], list[str]]:
-    """The columns that are features, and what to say about those that are not."""
-    if columns.features is not None and not isinstance(columns.features, Mapping):
-        return [columns.features] if isinstance(columns.features, str) else list(columns.features), []
-    used = {*columns.labels, columns.client, columns.group, columns.split, columns.time, *columns.categorical}
-    used |= _index(table.schema)
-    others = [field for field in table.schema if field.name not in used]
-    numeric = [field.name for field in others if is_numeric(field.type)]
-    rest = [field.name for field in others if not is_numeric(field.type)]
-    if not numeric and not columns.categorical:
-        raise DataError(
-            f"{table.where} has no columns of numbers that could be features; its columns: {_some(table.schema.names)}"
-        )
-    return numeric, [f"columns that are not numbers were left out of the features: {_some(rest)}"] if rest else []
-
-
-def _index(schema: pa.Schema) -> set[str]:
-    """The columns that are a dataframe's index: never features, unless they are named."""
-    try:
-        columns = (schema.pandas_metadata or {})["index_columns"]
-        return {column for column in columns if isinstance(column, str)}
-    except (ValueError, KeyError, TypeError):
-        return set()
-
-
-def _check_columns(table: Table, columns: Columns, features: Sequence[str]) -> None:
-    """Every column is there, once, has one use and a type that suits it."""
-    names = table.schema.names
-    roles = {"client": columns.client, "group": columns.group, "split": columns.split, "time": columns.time}
-    uses = [(role, name) for role, name in roles.items() if name is not None]
-    uses += [("label", name) for name in columns.labels]
-    uses += [("features", name) for name in features] + [("categorical", name) for name in columns.categorical]
-    seen: dict[str, str] = {}
-    for role, name in uses:
-        if not isinstance(name, str):
-            raise ConfigError(f"{role} = {name!r}: columns have names, such as {names[0]!r}")
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise DataError(f"{table.where} has no column {name!r} ({role}); {hint}its columns: {_some(names)}")
-        if names.count(name) > 1:
-            raise DataError(f"{table.where} has {names.count(name)} columns {name!r}; give each a name of its own")
-        if name in seen:
-            raise ConfigError(f"column {name!r} is named as {seen[name]} and as {role}; it can be one of them only")
-        seen[name] = role
-        kind = table.schema.field(name).type
-        if role == "features" and not (name in table.decoders or is_numeric(innermost(kind))):
-            raise DataError(
-                f"{table.where}: column {name!r} holds {described(kind)}, not numbers; leave it out of features, or "
-                f"name it in categorical, which makes a feature of each of its values"
-            )
 
 
 def _one_hot(table: Table, column: str, names: Sequence[str], codes: Indices) -> NDArray[np.float32]:
@@ -397,10 +271,6 @@ def _parts(split: str | None, codes: Mapping[str, tuple[list[str], Indices]], ta
             f"{table.where}: column {split!r} in row {row} is {unknown[0]!r}, expected {', '.join(_SPLIT_NAMES)}"
         )
     return np.array([_SPLIT_NAMES[name] for name in names])[position]
-
-
-def _some(names: Sequence[str]) -> str:
-    return listing([name if len(name) < 60 else f"{name[:60]}…" for name in names], 10)
 
 
 def _memory() -> float:

@@ -11,12 +11,11 @@ from personafl.errors import ModelError
 
 
 def logits(returned: Any) -> Tensor:
-    """The tensor itself; of several things the one that predictions are: `logits`, "out", or the first of a tuple.
+    """The tensor itself; of several things the predictions: `logits`, "out", or the first of a tuple.
 
-    >>> logits({"loss": None, "logits": "a tensor"})
-    Traceback (most recent call last):
-    personafl.errors.ModelError: the model returns a dict with loss, logits: its forward must return a tensor, a dict or \
-an object with "logits" or "out", or a tuple whose first element is a tensor
+    >>> import torch
+    >>> logits({"loss": None, "logits": torch.zeros(2)})
+    tensor([0., 0.])
     """
     found = returned
     if isinstance(returned, Mapping):

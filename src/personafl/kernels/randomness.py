@@ -130,7 +130,7 @@ class KeyedDraws(TorchDispatchMode):
         place = f"draw {call} {'in training' if self._training else 'in use'}"
         if place not in self._frame.axes:
             self._frame.axes[place] = next((i for i, n in enumerate(shape) if n and n % self._frame.rows == 0), None)
-        axis = self._frame.axes[place]
+        axis: int | None = self._frame.axes[place]
         if axis is None:
             raise NoRows("random numbers are drawn for a batch and not for its samples")
         return axis
@@ -172,8 +172,8 @@ def _not_random(name: str, func: Any, args: Any, kwargs: Any) -> Any:
         return result
     torch.set_rng_state(before)
     raise ModelError(
-        f"torch's operation {name} ({caller()[1].rstrip(',')}) draws random numbers that no client's seed controls: use "
-        "dropout, rand, randn, randint, bernoulli, normal, … there"
+        f"torch's operation {name} ({caller()[1].rstrip(',')}) draws random numbers that no client's seed controls: "
+        "use dropout, rand, randn, randint, bernoulli, normal, … there"
     )
 
 
@@ -260,7 +260,8 @@ def _normal_(mode: KeyedDraws, self: Tensor, mean: float = 0.0, std: float = 1.0
 def _normal(mode: KeyedDraws, mean: Any, std: Any = 1.0, size: Any = None, **rest: Any) -> Tensor:
     like = next((value for value in (mean, std) if isinstance(value, Tensor)), torch.empty(()))
     shape = size if size is not None else torch.broadcast_shapes(*(torch.as_tensor(v).shape for v in (mean, std)))
-    return (mean + std * mode.normal(shape, like.device)).to(like.dtype)
+    values: Tensor = mean + std * mode.normal(shape, like.device)
+    return values.to(like.dtype)
 
 
 def _exponential_(mode: KeyedDraws, self: Tensor, lambd: float = 1.0) -> Tensor:

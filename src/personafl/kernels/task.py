@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,7 @@ class Task:
         if not trainable:
             raise ModelError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
         self.names = list(trainable)
+        self.kinds = tuple(_kind(module.get_submodule(name.rpartition(".")[0])) for name in self.names)
         self.shapes = [p.shape for p in trainable.values()]
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)
@@ -506,6 +508,12 @@ class Task:
         samples = weight.sum()
         loss = torch.where(samples > 0, mean_loss(self.objective, outputs, y, weight) * samples, 0.0)
         return {"loss": loss} | {n: _weighted(f(outputs, y), weight).sum(0) for n, f in self.metrics.items()}
+
+
+def _kind(layer: nn.Module) -> str:
+    """The name of a layer's class; where it is a kind of normalization (FrozenBN of BatchNorm2d), of that."""
+    names = [kind.__name__ for kind in type(layer).__mro__]
+    return next((name for name in names if re.search(r"Norm(?![a-z])", name)), names[0])
 
 
 def _copied(module: nn.Module) -> nn.Module:

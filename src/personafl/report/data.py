@@ -136,7 +136,7 @@ def curves(method: int, runs: Sequence[Run], measures: Sequence[Measure]) -> lis
 def _judged(judgement: Judgement, added: tuple[str, ...]) -> dict[str, Any]:
     columns = [
         {"key": c.key, "title": c.title, "about": c.about, "better": c.better, "scale": c.scale,
-         "digits": int(c.form.strip(",.fg")), "contest": c.key not in NO_CONTEST}
+         "digits": int(c.form.strip(",.f")), "contest": c.key not in NO_CONTEST}
         for c in judgement.columns
     ]  # fmt: skip
     methods = list(dict.fromkeys(row.method for row in judgement.rows))

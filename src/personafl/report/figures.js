@@ -42,7 +42,7 @@ const figures = {
       x: {
         make: (range) => linear(low < high ? padded([low, high], 0.06) : [low - 0.5, high + 0.5], range),
         title: axisTitle(),
-        format: (v) => fixed(v, low > 100 || high - low > 4 ? 0 : data.measure.digits),
+        format: (v) => fixed(v, low > 100 || high - low > 4 ? 0 : Math.min(data.measure.digits, high - low > 0.2 ? 2 : 4)),
       },
       y: { make: (range) => (k) => range[1] + (k + 0.5) * 32 },
       label: `${title} of each method: ${rows.map((r) => `${r.label} ${fixed(r.mean, digits)}`).join(", ")}`,

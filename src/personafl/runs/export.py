@@ -18,6 +18,7 @@ from personafl.federation.ragged import MASK
 from personafl.files import disk_errors, write_atomically, write_tensors, write_text
 from personafl.inputs import Inputs, parts, read_shape, whole
 from personafl.runs.run import NOT_FINISHED, Run
+from personafl.tasks import TASKS, LearningTask
 
 Format = Literal["safetensors", "torch", "onnx"]
 """safetensors: the weights; torch: a program that runs without the model's code; onnx: the same for other runtimes."""
@@ -75,6 +76,15 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
     return [path for each in targets.values() for path in each.values()]
 
 
+def _output(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The shape of what a model puts out, and what it means; a run of an earlier version does not name its task."""
+    usual = "classification" if resolved.get("classes") else "regression"
+    name = resolved.get("task", {}).get("name", usual)
+    kind = TASKS.get(name, LearningTask)
+    axes = [resolved["outputs"] if axis == "outputs" else axis for axis in kind.output_axes]
+    return {"shape": ["batch", *axes], "meaning": kind.gives}
+
+
 def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
     """What a model is, what it expects and gives, how it was made and how good it was."""
     manifest, resolved = run.manifest, run.manifest["resolved"]
@@ -87,12 +97,7 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
         "parameters": resolved["parameters"],
         "input": _input(resolved),
         "normalization": _normalization(run),
-        "output": {
-            "shape": ["batch", resolved["outputs"]],
-            "meaning": "one unnormalized log-probability for each class"
-            if resolved.get("classes")
-            else "predicted values",
-        },
+        "output": _output(resolved),
         "classes": resolved.get("labels") or list(range(resolved.get("classes") or 0)) or None,
         "training": {
             "algorithm": manifest["algorithm"],
@@ -105,7 +110,7 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
             "versions": manifest["versions"],
         },
         "measured": {
-            "on": "this client's own data; personal_correct and personal_loss on its test samples",
+            "on": "this client's own data; personal_loss and the personal values of metrics on its test samples",
             **measured,
         },
     }

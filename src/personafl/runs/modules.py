@@ -69,12 +69,8 @@ def how_to_give(manifest: Mapping[str, Any], path: Path) -> str:
     return f"load_run({str(path)!r}, module=…) in Python, --module {known} on the command line"
 
 
-def check_fits(module: Any, folder: RunFolder, manifest: Mapping[str, Any]) -> None:
+def check_fits(module: nn.Module, folder: RunFolder, manifest: Mapping[str, Any]) -> None:
     """Refuse a module that is not the one that a run trained: by the names and shapes of its parameters."""
-    if isinstance(module, type):
-        raise ModelError(f"module = {module.__name__} is a class: give an instance, {module.__name__}(…)")
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"module = {module!r} is a {type(module).__name__}: give a torch module")
     trained = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
     kept = _kept(folder)
     count, expected = sum(p.numel() for p in module.parameters() if p.requires_grad), manifest["resolved"]["parameters"]

@@ -71,12 +71,14 @@ class Run:
         self._module, self._task = module, task
         self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
+        self._told = False  # that nothing was scored
 
     def __repr__(self) -> str:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
-        score = ", ".join(f"{key} {value:.4g}" for key, value in _on_test_data(self._scores(last)).items())
+        shown = [f"{who}_{name}" for who in ("personal", "global") for name in (self.measures[0].name, "loss")]
+        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if key in last)
         score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
@@ -126,8 +128,9 @@ class Run:
         found = self._scores(self._evaluation())
         if not found:
             self.folder.clients()  # raises where nothing was evaluated yet
-        if not _on_test_data(found):
+        if not _on_test_data(found) and not self._told:
             log.warning("%s: %s", self.path, _NO_SCORE)
+            self._told = True
         return found
 
     def _evaluation(self) -> dict[str, Any]:

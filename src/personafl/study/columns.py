@@ -104,7 +104,7 @@ def _of(first: Measure, column: Column) -> Column:
     """A column of improvement, in the unit of the measure."""
     if column.key in ("api", "mpi", "apd", "mpd"):
         return replace(column, form=f".{first.digits}f", scale=first.scale)
-    return replace(column, form=".3g", scale=first.scale**2) if column.key == "av" else column
+    return replace(column, form=".6f", scale=first.scale**2) if column.key == "av" else column
 
 
 def _before(key: str, more: Sequence[Column]) -> tuple[Column, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personafl.algorithms import ALGORITHMS
-from personafl.algorithms.extras import needs_validation
+from personafl.algorithms.extras import ForSomeModels, needs_validation
 from personafl.config import Config, for_method, parse
 from personafl.errors import ConfigError
 from personafl.study.recipes import Recipe
@@ -142,13 +142,17 @@ def plan(
         )
     names = list(methods) or list(tables.get("methods", {})) or [_algorithm(tables)]
     if "all" in names:
-        names = [*(n for n in names if n != "all"), *(n for n in ALGORITHMS.usable()[0] if n not in names)]
+        names = [*(n for n in names if n != "all"), *(n for n in _for_any_model() if n not in names)]
     names = list(dict.fromkeys(names))
     added = missing_references(names)
     first = parse(for_method(tables, names[0], overrides)).seed
     recipe, grid = config_recipes(tables, overrides), grids(_listed(tune), names, added, ("local", "model"))
     numbers = tuple(range(first, first + seeds))
     return Plan(recipe, (*names, *added), numbers, grid, tune_seeds, added, equal_work).checked()
+
+
+def _for_any_model() -> list[str]:
+    return [name for name in ALGORITHMS.usable()[0] if not issubclass(ALGORITHMS[name], ForSomeModels)]
 
 
 def config_recipes(

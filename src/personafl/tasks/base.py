@@ -95,6 +95,11 @@ class LearningTask(ABC):
     has_classes: ClassVar[bool] = False
     """Whether labels are classes, of samples or of parts of them."""
 
+    gives: ClassVar[str] = "predicted values"
+    """What the model's outputs mean, for whoever gets an exported one."""
+    output_axes: ClassVar[tuple[str, ...]] = ("outputs",)
+    """The axes of outputs behind that of samples."""
+
     metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -193,6 +193,7 @@ class Classification(Classes):
     name: ClassVar[str] = "classification"
     about: ClassVar[str] = "one class a sample"
     classification: ClassVar[bool] = True
+    gives: ClassVar[str] = "one unnormalized log-probability for each class"
     axes: ClassVar[int] = 1
 
     @property
@@ -237,6 +238,8 @@ class Tagging(Classes):
 
     name: ClassVar[str] = "tagging"
     about: ClassVar[str] = "sequence labelling: a class for each token"
+    gives: ClassVar[str] = "one unnormalized log-probability for each class, at each token"
+    output_axes: ClassVar[tuple[str, ...]] = ("length", "outputs")
     axes: ClassVar[int] = 2
 
     @property
@@ -263,6 +266,8 @@ class Segmentation(Tagging):
 
     name: ClassVar[str] = "segmentation"
     about: ClassVar[str] = "a class for each pixel"
+    gives: ClassVar[str] = "one unnormalized log-probability for each class, at each pixel"
+    output_axes: ClassVar[tuple[str, ...]] = ("outputs", "height", "width")
     axes: ClassVar[int] = 3
     class_axis: ClassVar[int] = 1
 
@@ -284,6 +289,7 @@ class NextToken(Tagging):
 
     name: ClassVar[str] = "next-token"
     about: ClassVar[str] = "a language model: the next token at each place"
+    gives: ClassVar[str] = "one unnormalized log-probability for each next token, at each place"
 
     def known(self) -> dict[str, Metric]:
         parts = {"surprise": self.surprise, "counted": self.counted}
@@ -327,6 +333,7 @@ class Multilabel(LearningTask):
 
     name: ClassVar[str] = "multilabel"
     about: ClassVar[str] = "several labels a sample, each there or not"
+    gives: ClassVar[str] = "the log-odds of each label"
 
     def __post_init__(self) -> None:
         super().__post_init__()

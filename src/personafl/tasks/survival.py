@@ -91,6 +91,7 @@ class Cox(Survival):
 
     name: ClassVar[str] = "cox"
     about: ClassVar[str] = "survival: Cox's proportional hazards"
+    gives: ClassVar[str] = "the logarithm of the risk, relative to others"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +133,7 @@ class Hazard(Survival):
 
     name: ClassVar[str] = "hazard"
     about: ClassVar[str] = "survival: discrete-time hazards"
+    gives: ClassVar[str] = "the log-odds of an event in each interval of time, for who survived those before"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.errors import ConfigError, DataError, ModelError
+from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.registry import choose, require_known_key
 from personafl.settings import EngineSettings, Local, Schedule
@@ -56,7 +56,7 @@ def check_federation(given: Any) -> None:
         how = "pf.Federation.from_arrays(x, y, clients=…), or another of its from_… constructors"
     elif hasattr(given, "__getitem__") and not isinstance(given, np.ndarray | Tensor | tuple | list):
         how = "pf.Federation.from_datasets({client: dataset, …}) or another of its from_… constructors"
-    raise DataError(f"federation is {_what(given)}: make one with {how}")
+    raise ConfigError(f"federation is {_what(given)}: make one with {how}")
 
 
 def check_model(given: Any) -> None:
@@ -99,7 +99,8 @@ def check_settings(
         raise ConfigError(f"loss is {_what(loss)}: give its name, or a function of (outputs, y), one value a sample")
     if out is not None and not isinstance(out, str | os.PathLike):
         raise ConfigError(f"out is {_what(out)}: give the path of a folder")
-    if metrics is not None and not isinstance(metrics, Mapping):
+    named = isinstance(metrics, list | tuple) and any(isinstance(metric, str) for metric in metrics)
+    if named or not isinstance(metrics, Mapping | list | tuple | None):
         raise ConfigError(f"metrics is {_what(metrics)}: give {{name: function of (outputs, y)}}")
     for key in settings or {}:
         if key in (field.name for field in fields(Local)):

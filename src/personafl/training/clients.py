@@ -103,7 +103,8 @@ class Clients(ABC):
     def job_info(self) -> JobInfo:
         """The job, as algorithms may know it."""
         layers = tuple(zip(self.task.names, self.task.sizes, strict=True))
-        return JobInfo(layers, len(self.client_index), self.local, self.task.classification, self.client_index.groups)
+        task, groups = self.task, self.client_index.groups
+        return JobInfo(layers, len(self.client_index), self.local, task.classification, groups, task.kinds)
 
     @abstractmethod
     def start(self, algorithm: Algorithm, theta0: Tensor) -> None:

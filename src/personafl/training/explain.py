@@ -20,6 +20,7 @@ from personafl.kernels.task import Task
 from personafl.kernels.together import Together
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.states import State
+from personafl.tasks import task_of_labels
 from personafl.training.arguments import algorithm_of, check_federation, check_model
 
 WHY = {
@@ -138,7 +139,7 @@ def explain(
     check_federation(federation)
     check_model(module)
     chosen = FedAvg() if algorithm is None else algorithm_of(algorithm)
-    task = Task(module, "cross_entropy" if federation.classes is not None else "mse")
+    task = Task(module, task_of_labels(federation.y))
     return explain_task(task, federation, chosen, local or Local(), schedule or Schedule(), engine or EngineSettings())
 
 
@@ -198,7 +199,7 @@ def _way_of(path: str, own: Mapping[str, Tensor], ways: Mapping[str, str], whole
 def _traffic(task: Task, federation: Federation, algorithm: Algorithm, local: Local) -> dict[str, int]:
     """Bytes that a client gets, sends and keeps, by running its program on gradients of zero."""
     layers = tuple(zip(task.names, task.sizes, strict=True))
-    info = JobInfo(layers, len(federation), local, task.classification, federation.groups)
+    info = JobInfo(layers, len(federation), local, task.classification, federation.groups, task.kinds)
     algorithm = algorithm.prepare(info)
     sent = algorithm.send(algorithm.new_server(task.theta0, len(federation)), torch.zeros(1, dtype=torch.int64))
     mine = sent.one(0)

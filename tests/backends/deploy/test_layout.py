@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from typer.testing import CliRunner
 
-from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import JobInfo
 from personafl.backends.deploy import Layout, init_federation
 from personafl.backends.deploy.layout import Material, split_address
@@ -29,6 +28,7 @@ from personafl.cli import app
 from personafl.errors import ConfigError
 from personafl.kernels.task import Task
 from personafl.models import initialize
+from tests.archetypes import FOR_ANY_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_archives_for_sites_hold_their_folder_and_the_newest_config(layout, tmp_
 # --- what nginx lets through
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FOR_ANY_MODEL)
 def test_an_answer_of_every_algorithm_gets_through(layout, name):
     from personafl.backends.flower.app import read_operator
     from personafl.backends.flower.job import upload_of

@@ -16,6 +16,7 @@ from personafl.errors import DataError
 from personafl.kernels.task import Task
 from personafl.storage.folder import RunFolder
 from personafl.training.evaluation import ClientIndex
+from tests.archetypes import FOR_ANY_MODEL
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import as_table, federation, flower, same, same_clients, server_state
 from tests.backends.flower.test_faults import deaf, is_training, node_of
@@ -230,7 +231,7 @@ def test_an_update_near_the_end_of_float32_is_left_out_and_the_run_goes_on(tmp_p
     assert same(server_state(run), server_state(without)) and same_clients(run, without)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", FOR_ANY_MODEL)
 def test_updates_as_long_as_they_may_be_have_a_finite_aggregate(algorithm):
     """Also where several servers' rules square them and add them up."""
     from personafl.backends.flower.job import upload_of

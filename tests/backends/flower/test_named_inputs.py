@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from personafl.backends.deploy.check import check_site
+from personafl.backends.deploy.rehearsal_data import deal
 from personafl.backends.flower.site import Site
-from personafl.backends.flower.site_data import SiteSettings
+from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.errors import RunError
 from personafl.federation import Federation
+from personafl.inputs import shape_of
 from personafl.models import MODELS
 from tests.backends.flower.grid import MemoryGrid, Node
 from tests.backends.flower.problem import flower, loop, same, same_clients, server_state, site_model
@@ -90,9 +92,7 @@ def test_a_site_whose_texts_are_padded_to_another_length_is_told_so(tmp_path):
     data = clients()
     file = write_site(tmp_path / "site", "site-0", data["site-0"], length=7)
     grid = MemoryGrid({1000: Node(file)})
-    with pytest.raises(
-        RunError, match=r"samples of shape ids \(7,\), age \(2,\), mask \(7,\), expected ids \(6,\), age"
-    ):
+    with pytest.raises(RunError, match=r"shape ids \(7,\), age \(2,\), mask \(7,\), expected ids \(6,\), age"):
         flower(tmp_path / "flower", grid, "ditto", model="text", input_shape=SHAPE, sites=1, patience=0.2)
 
 
@@ -105,6 +105,19 @@ def test_the_check_of_a_site_compares_the_shapes(tmp_path):
         findings = {found.what: found for found in check_site(folder)}
         assert findings["fits federation.toml"].state == grade
     assert "ids (7,), age (2,), mask (7,), expected ids (6,)" in findings["fits federation.toml"].about
+
+
+def test_the_sites_of_a_rehearsal_pad_to_what_the_longest_of_them_needs(tmp_path):
+    (tmp_path / "data").mkdir()
+    for client, parts in clients().items():
+        site = write_site(tmp_path / client, client, parts)
+        (site.parent / "data.npz").rename(tmp_path / "data" / f"{client}.npz")
+    names = tuple(clients())
+    federation, length = deal(names, tmp_path / "data", lambda name: tmp_path / f"{name}.npz")
+    assert length == max(len(row) for parts in clients().values() for x, _ in parts.values() for row in x["ids"])
+    for name in names:
+        data = read_data(SiteSettings(name, str(tmp_path / f"{name}.npz"), str(tmp_path), length=length))
+        assert shape_of(data.x) == shape_of(federation.x)
 
 
 def test_a_card_tells_shapes_and_types_and_no_sample(tmp_path):

@@ -374,6 +374,15 @@ def test_each_type_tests_on_the_same_people_in_each_of_its_states(small, monkeyp
     assert share == pytest.approx(0.2, abs=0.03)
 
 
+def test_with_one_or_four_clients_for_a_device_type_the_test_data_is_the_same(small, monkeypatch):
+    tested = []
+    for clients in (1, 4):
+        heard, arrays = heard_clips(monkeypatch, Wakeword(clients=clients))
+        split = np.concatenate([np.repeat([0, 1, 2], row) for row in arrays["counts"].sum(axis=2)])
+        tested.append(sorted(clip for clip, k in zip(heard, split, strict=True) if k == 2))
+    assert tested[0] == tested[1] != []
+
+
 def test_samples_of_a_client_lie_in_the_order_of_their_states(small, monkeypatch):
     heard, arrays = heard_clips(monkeypatch, Wakeword())
     expected = [

@@ -28,6 +28,7 @@ def test_a_cell_is_what_it_was(pooled, tmp_path):
     assert run.manifest["model"]["weights"].endswith("global.safetensors")
 
 
+@pytest.mark.slow
 def test_with_one_or_four_clients_for_a_device_type_the_test_data_is_the_same(pooled):
     one, four = (selffl_wakeword.federation(pooled, clients, 0) for clients in (1, 4))
     assert len(one) == 5 and len(four) == 20

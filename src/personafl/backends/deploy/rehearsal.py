@@ -90,12 +90,15 @@ class Deployment:
             dict(zip(chosen, runtime, strict=True)),
         )
         with tempfile.TemporaryDirectory() as dealt:
-            self.federation = deal(chosen, data, lambda name: Path(dealt) / f"{name}.npz")
+            self.federation, length = deal(chosen, data, lambda name: Path(dealt) / f"{name}.npz")
             tables = _fitted(_merged(read_tables(folder / "federation.toml"), settings or {}), self.federation)
             kept = {name: material.site_keys[name] for name in chosen}
             write_federation(self.layout, replace(material, site_keys=kept), tomli_w.dumps(tables))
             for name in chosen:
                 write_private(self.layout.site(name) / "data.npz", (Path(dealt) / f"{name}.npz").read_bytes())
+                if length is not None:
+                    with open(self.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
+                        file.write(f"\nlength = {length}\n")
         self.logs = self.layout.folder / "logs"
         self.logs.mkdir(0o700)
         self.processes: dict[str, Process] = {}

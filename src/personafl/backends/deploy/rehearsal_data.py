@@ -13,12 +13,13 @@ from personafl.data import Digits, Dirichlet, build
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client
+from personafl.federation.ragged import padded_length
 from personafl.federation.splits import natural_order
 from personafl.inputs import one_tensor
 
 
-def deal(sites: Sequence[str], data: Path | None, place: Callable[[str], Path]) -> Federation:
-    """Put a `.npz` file into the place of each site, and say what they hold together.
+def deal(sites: Sequence[str], data: Path | None, place: Callable[[str], Path]) -> tuple[Federation, int | None]:
+    """Put a `.npz` file into the place of each site; what they hold together, and what all pad their samples to.
 
     Parameters
     ----------
@@ -42,7 +43,12 @@ def deal(sites: Sequence[str], data: Path | None, place: Callable[[str], Path]) 
         for name, file in zip(sites, _files(sites, data), strict=True):
             shutil.copyfile(file, place(name))
     brought: dict[str, Any] = {name: read_client(place(name))[0] for name in sites}
-    return Federation.from_clients(brought)
+    length = padded_length([pair for each in brought.values() for pair in _pairs(each)])
+    return Federation.from_clients(brought, length=length), length
+
+
+def _pairs(brought: Any) -> list[Any]:
+    return list(brought.values()) if isinstance(brought, dict) else [brought]
 
 
 def _files(sites: Sequence[str], data: Path) -> list[Path]:

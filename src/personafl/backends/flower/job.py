@@ -101,9 +101,7 @@ class JobDescription:
 
     def make_task(self, constants: State) -> Task:
         """The model with the initial weights that follow from the seed."""
-        kind = self.make_kind()
-        outputs = model_outputs(kind, self.classes, self.outputs)
-        return Task(initialize(self.make_model(), self.shape, outputs, self.seed, constants), kind)
+        return Task(initialize(self.make_model(), self.shape, self.outputs, self.seed, constants), self.make_kind())
 
     def make_kind(self) -> LearningTask:
         """What is learned, from this machine's personafl."""
@@ -115,7 +113,7 @@ class JobDescription:
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:
         """The algorithm fitted to the run."""
         layers = tuple(zip(task.names, task.sizes, strict=True))
-        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups))
+        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups, task.kinds))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent, Uploads
-from personafl.backends.flower.job import JobDescription, Layout, fingerprint, layout_of, upload_of, usual_task
+from personafl.backends.flower.job import (
+    JobDescription,
+    Layout,
+    fingerprint,
+    layout_of,
+    model_outputs,
+    upload_of,
+    usual_task,
+)
 from personafl.backends.flower.members import FederationSettings
 from personafl.backends.flower.messages import pack, plain, unpack, values
 from personafl.backends.flower.nodes import Nodes, missing
@@ -99,7 +107,7 @@ class FlowerClients(Clients):
             model=self._model,
             local=self.local.table(),
             shape=shape,
-            outputs=classes or self.settings.outputs,
+            outputs=model_outputs(self.task.kind, classes, self.settings.outputs),
             classes=classes,
             clients=len(self.client_index),
             groups=self.client_index.groups,

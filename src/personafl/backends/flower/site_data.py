@@ -13,8 +13,9 @@ from personafl.errors import ConfigError, DataError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.folders import read_client
 from personafl.federation.labels import LabelType
-from personafl.federation.tabular import Columns, read_rows
+from personafl.federation.tabular import read_rows
 from personafl.federation.tabular_files import SUFFIXES, open_table
+from personafl.federation.tabular_roles import Columns
 from personafl.inputs import some
 from personafl.registry import checked
 from personafl.settings import check

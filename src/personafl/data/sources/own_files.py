@@ -13,8 +13,9 @@ from personafl.federation.folders import FILE, read_folder
 from personafl.federation.labels import LabelType, check_label_type
 from personafl.federation.missing import Missing, check_missing
 from personafl.federation.splits import Splitting
-from personafl.federation.tabular import Columns, check_normalization, read_rows
+from personafl.federation.tabular import check_normalization, read_rows
 from personafl.federation.tabular_files import is_table, open_table
+from personafl.federation.tabular_roles import Columns
 
 _OF_TABLES = ("label", "client", "features", "categorical", "group", "split", "time")
 
@@ -44,7 +45,7 @@ class Files:
         Of a table: a column of numbers or dates; each client's last rows by it are for testing, those before them for
         validation.
     label_type
-        `classes`, `numbers` (targets of a regression), `multi-label` (labels of 0 and 1, several a sample), or by what
+        `classes`, `numbers` (targets of a regression), `multilabel` (labels of 0 and 1, several a sample), or by what
         is there: `auto`, as where it is left out.
     missing
         `error`, as where it is left out; or `fill`: missing numbers by the median and categories by the mode of the
