@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, Se
 import personafl as pf
 from personafl.config import parse
 from personafl.errors import ConfigError
+from personafl.metrics.measures import ACCURACY, LOSS
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.training.early_stopping import why_stop
 
@@ -143,8 +144,10 @@ def test_a_cosine_takes_the_runs_rounds_unless_it_is_told_otherwise():
         ([float("nan"), 0.1, 0.2], 1, 0.0, False),
     ],
 )
-@pytest.mark.parametrize("key, sign", [("personal_val_accuracy", 1), ("personal_val_loss", -1)])
-def test_patience_counts_evaluations_that_are_no_better(values, patience, min_delta, stops, key, sign):
-    records = [{"round": 3 * k, key: sign * value} for k, value in enumerate(values)]
+@pytest.mark.parametrize("measure", [ACCURACY, LOSS], ids=["accuracy", "loss"])
+def test_patience_counts_evaluations_that_are_no_better(values, patience, min_delta, stops, measure):
+    records = [
+        {"round": 3 * k, f"personal_val_{measure.name}": measure.better * value} for k, value in enumerate(values)
+    ]
     records.insert(1, {"round": 1})  # a round without an evaluation
-    assert bool(why_stop(Schedule(patience=patience, min_delta=min_delta), records)) is stops
+    assert bool(why_stop(Schedule(patience=patience, min_delta=min_delta), measure, records)) is stops

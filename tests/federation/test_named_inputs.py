@@ -130,6 +130,13 @@ def test_clients_of_unequal_length_are_padded_alike_and_keep_their_samples():
     assert not wide.x["mask"][:, 4:].any()
 
 
+def test_lists_of_single_numbers_are_no_sequences():
+    y = [torch.tensor(0), torch.tensor(1)], [np.array(0), np.array(1)], (0, 1)
+    for labels in y:
+        fed = Federation.from_clients({"a": {"train": ([torch.ones(2), torch.zeros(2)], labels)}})
+        assert fed.y.tolist() == [0, 1] and fed.x.tolist() == [[1, 1], [0, 0]]
+
+
 def test_labels_of_each_word_are_padded_with_what_no_loss_looks_at():
     x = texts([3, 1, 5])
     fed = Federation.from_clients({"a": {"train": ({"ids": x}, [row % 3 for row in x])}})

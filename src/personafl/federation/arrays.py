@@ -136,9 +136,10 @@ def numbers(value: Any, what: str) -> Part:
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     listed = isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.dtype(object)
-    if listed and len(value) and all(hasattr(each, "__len__") and not isinstance(each, str) for each in value):
-        if len({len(each) for each in value}) > 1:
-            return ragged(value, what)
+    lengths = {_length(each) for each in value} if listed else set()
+    if len(lengths) > 1 and None not in lengths:
+        return ragged(value, what)
+    if listed:
         value = [each.detach().cpu().numpy() if isinstance(each, torch.Tensor) else each for each in value]
     try:
         array = np.asarray(value)
@@ -154,6 +155,13 @@ def numbers(value: Any, what: str) -> Part:
     if array.ndim == 0:
         raise DataError(f"{what} is a single number; expected one entry a sample")
     return array
+
+
+def _length(value: Any) -> int | None:
+    """How long a sample is; None for a number or a text."""
+    if isinstance(value, str) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
+        return None
+    return len(value)
 
 
 def _pieces_of(client: str, entry: Any) -> list[tuple[int, str, Pair]]:

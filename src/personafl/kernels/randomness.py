@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class KeyedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not _may_draw(func):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name not in _KNOWN or (name in ("native_dropout", "rrelu_with_noise") and not args[-1]):
@@ -162,6 +163,11 @@ class KeyedDraws(TorchDispatchMode):
             return _order(keys, count, call, weight)
         self._permuted += 1
         return _order(keys[turn], count, call, None if weight is None else weight[turn])
+
+
+@cache
+def _may_draw(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _not_random(name: str, func: Any, args: Any, kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ def why_stop(schedule: Schedule, measure: Measure, records: Iterable[Mapping[str
     if since < schedule.patience:
         return ""
     by = f" by more than {schedule.min_delta:g}" if schedule.min_delta else ""
-    return f"{key} {abs(best):.4g} of round {at} was not bettered{by} in {since} evaluations (patience)"
+    return f"{key} {measure.better * best:.4g} of round {at} was not bettered{by} in {since} evaluations (patience)"
 
 
 def check_possible(schedule: Schedule, samples: Ints) -> None:

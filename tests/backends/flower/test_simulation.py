@@ -43,6 +43,31 @@ def test_the_simulator_equals_the_loop_engine_and_goes_on(tmp_path):
         assert same(*models)
 
 
+SEVERAL = """
+import sys
+from tests.runs.test_named_inputs import federation, trained
+
+if __name__ == "__main__":
+    trained(federation(), "ditto", "flower-sim", out=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_several_inputs_in_the_simulator(tmp_path):
+    from personafl.runs.run import load_run
+    from tests.runs.test_named_inputs import TextAndTable, outputs, trained
+    from tests.runs.test_named_inputs import federation as several
+
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL, str(tmp_path / "flower")],
+        capture_output=True, text=True, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours, reference = load_run(tmp_path / "flower", module=TextAndTable()), trained(several(), "ditto")
+    for client in several().ids:
+        assert outputs(ours, several(), client).equal(outputs(reference, several(), client))
+
+
 def test_without_flower_one_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(simulation.importlib.util, "find_spec", lambda name: None)
     from personafl.jobs import train_config
