@@ -44,6 +44,33 @@ def test_gradients_and_sums_of_all_clients_are_where_their_parameters_are(name):
     assert {value.device.type for value in task.evaluate_stacked(theta, batch(*shape)).values()} == {"meta"}
 
 
+class Patches(nn.Module):
+    """Parameters outside of layers, a buffer, a frozen layer, attention, statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.norm = nn.Conv1d(3, 8, 4, 4), nn.BatchNorm1d(8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.token, self.scale = nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.ones(8))
+        self.register_buffer("shift", torch.ones(8))
+        self.encoder, self.gru = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.frozen(self.norm(self.patch(x)).transpose(1, 2)) + self.shift
+        x = torch.cat([self.token.expand(len(x), -1, -1), x * self.scale], 1)
+        return self.head(self.gru(self.encoder(x))[0][:, -1])
+
+
+def test_constants_and_raw_parameters_follow():
+    task = Task(Patches())
+    theta = torch.empty(CLIENTS, task.size, device="meta")
+    assert task.gradient_stacked(theta, batch(3, 16)).device.type == "meta"
+    full = torch.empty(CLIENTS, task.full_size, device="meta")
+    assert {value.device.type for value in task.evaluate_stacked(full, batch(3, 16)).values()} == {"meta"}
+    assert task.template.shift.device.type == "cpu"
+
+
 def test_mixing_devices_is_noticed():
     task = Task(nn.Linear(20, 4))
     with pytest.raises(RuntimeError):

@@ -121,7 +121,7 @@ def trials(
             raise Unfit(f"the model does not stack: {why_not()}")
 
     def preparation() -> float:
-        return 0.0 if task.stacks_natively or VMAP_NEEDS in sys.modules else VMAP_SECONDS
+        return 0.0 if VMAP_NEEDS in sys.modules or task.stacks_without_vmap else VMAP_SECONDS
 
     def candidate(name: str, count: int) -> Candidate:
         engine = ENGINES[name](task, federation, local, seed, memory, count, device)

@@ -147,6 +147,11 @@ class Task:
         return self.kind.classification
 
     @property
+    def stacks_without_vmap(self) -> bool:
+        """Whether all layers can hold K sets of weights; that the forward pass leaves rows apart is not said here."""
+        return self.stacks_natively or not self.stacked_models("rows")[True].outside_layers
+
+    @property
     def precision(self) -> str:
         """Of passes through the model: `float32`, or `bf16` by torch's autocast."""
         return self.frame.precision
