@@ -180,8 +180,8 @@ TRAIN = {
     "a loss that is a number": (lambda fed: train(fed, Net(), loss=3), "loss is 3: give its name, or a function"),
     "metrics by name": (lambda fed: train(fed, Net(), metrics=["f1"]), r"metrics is a list: give \{name: function of"),
     "a function as listener": (
-        lambda fed: train(fed, Net(), listeners=[print]),
-        "listeners holds the function print: ",
+        lambda fed: train(fed, Net(), listeners=[len]),
+        "listeners holds the function len: ",
     ),
     "a number as folder": (lambda fed: train(fed, Net(), out=3), "out is 3: give the path of a folder"),
     "resume without a folder": (

@@ -337,7 +337,7 @@ def test_list(personafl, what, known):
 
 
 def test_list_of_something_unknown(personafl):
-    message = "cannot list 'algos': known are algorithms, data, partitions, models, engines"
+    message = "cannot list 'algos': known are algorithms, data, partitions, tasks, models, engines"
     assert_refused(personafl("list", "algos"), message)
 
 

@@ -42,3 +42,13 @@ def test_the_usual_names_import_no_optional_library():
 def test_the_package_alone_imports_nothing_heavy():
     _, packages = imported("-c", "import personafl")
     assert not packages & HEAVY
+
+
+def test_training_does_not_import_the_compiler_of_torch():
+    code = (
+        "import torch, personafl as pf; import numpy as np; from torch import nn; "
+        "fed = pf.Federation.from_clients({'a': (np.ones((4, 3), 'float32'), [0, 1, 0, 1])}); "
+        "pf.train(fed, nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), rounds=1, engine='loop', progress=False)"
+    )
+    _, modules = imported("-c", code)
+    assert "personafl" in modules and not modules & {"sympy", "scipy", "sklearn"}

@@ -73,7 +73,8 @@ def test_a_folder_belongs_to_one_process_until_it_stops(worker, tmp_path):
     try:
         until((folder / "run.toml").exists, first)
         second = worker.command("run", config, "--out", folder, "--resume")
-        assert second == (2, f"error: another process is training into {folder}: wait for it, or use --out\n")
+        refusal = f"error: another process is training into {folder}: wait for it, or use another out (--out)\n"
+        assert second == (2, refusal)
         assert first.poll() is None
         first.send_signal(signal.SIGINT)
         assert first.stderr.readline() == "warning: stopping after this round (Ctrl-C again to stop at once)\n"

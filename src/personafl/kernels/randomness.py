@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from personafl.errors import ModelError
 from personafl.kernels.frame import Frame, NoRows
-from personafl.kernels.watch_reads import caller
+from personafl.kernels.watch_reads import DispatchMode, caller
 
 GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 M1 = -4658895280553007687
@@ -91,7 +90,7 @@ def keyed_draws(frame: Frame, training: bool) -> Iterator[None]:
     frame.draws[training] = frame.draws.get(training, False) or mode.drew
 
 
-class KeyedDraws(TorchDispatchMode):
+class KeyedDraws(DispatchMode):
     """Computes torch's random operations from the keys of a frame; evaluation has none, and draws as with key 0."""
 
     def __init__(self, frame: Frame, training: bool = True) -> None:

@@ -21,7 +21,15 @@ class ReadsValues(Exception):
     """The forward pass depends on the values of tensors."""
 
 
-class WatchReads(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode of torch that does not import its compiler, which would take seconds and 70 MB."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class WatchReads(DispatchMode):
     """Raises `ReadsValues` with the file and line of the code that looks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -24,7 +24,7 @@ def algorithm_of(given: Any) -> Algorithm:
     """An algorithm as it is given: an object, or the name of one.
 
     >>> algorithm_of("ditto")
-    Ditto(lam=1.0, personal_steps=None)
+    Ditto(lam=1.0, weights='samples')
     """
     if isinstance(given, str):
         made: Algorithm = choose("algorithm", {"name": given}, ALGORITHMS, None)

@@ -389,7 +389,7 @@ def test_no_text_of_a_card_gets_through(tmp_path, field, caplog):
 
 
 def test_a_type_that_torch_does_not_have_is_refused(tmp_path, caplog):
-    grid = grid_with(tmp_path, claims(dtype="__import__"))
+    grid = grid_with(tmp_path, claims(inputs='{"shape": [4], "dtype": "__import__"}'))
     flower(tmp_path / "flower", grid, "fedavg", clients=list(federation().ids), patience=0.3, rounds=1)
     assert "site site-4 has samples of type __import__" in caplog.text
 
