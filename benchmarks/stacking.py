@@ -1,14 +1,17 @@
 """Networks of all kinds on the stacked engine and in the loop: the ratio of their times, and what `auto` takes.
 
     OMP_NUM_THREADS=1 python benchmarks/stacking.py [--threads 1 2] [--repeat 5] [--models gru lstm]
+    OMP_NUM_THREADS=1 python benchmarks/stacking.py --matrix   # the small networks and tasks of tests/modules
 
 A round is 10 clients with 5 steps of 20 samples. The two engines take turns, and the fastest turn of each counts:
 processor seconds, because the machine may have other things to do; with several threads, seconds on the clock.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
 from personafl.engines.base import torch_threads
+from personafl.jobs import module_task
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 
@@ -150,10 +154,29 @@ def federation(shape: tuple[int, ...], words: int | None) -> Federation:
     return Federation.from_clients(data, classes=CLASSES)
 
 
-def measure(name: str, threads: int, repeat: int) -> str:
+def from_list(name: str) -> tuple[Task, Federation]:
     build, shape, words = MODELS[name]
     torch.manual_seed(0)
-    task, data = Task(build()), federation(shape, words)
+    return Task(build()), federation(shape, words)
+
+
+def from_tests(name: str) -> tuple[Task, Federation]:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.modules.cases import CASES
+
+    case, draws = CASES[name], np.random.default_rng(0)
+    torch.manual_seed(0)
+    data = Federation.from_clients({f"c{k}": case.samples(draws, 80) for k in range(CLIENTS)}, splits=(0.8, 0.1, 0.1))
+    return module_task(data, case.network(), case.task, None, None), data
+
+
+MATRIX = (
+    "resnet18", "resnet18-frozen", "mobilenetv2", "convnext", "vit", "transformer", "bert", "gru", "lstm-tagger",
+    "unet", "character-lm", "sensor-cnn", "tabular", "multilabel", "regression", "cox",
+)  # fmt: skip
+
+
+def measure(name: str, task: Task, data: Federation, threads: int, repeat: int) -> str:
     local = Local(lr=0.05, steps=STEPS, batch_size=BATCH)
     work = Work(FineTune(STEPS), 1, "train", np.arange(CLIENTS), {}, Sent({"theta": task.theta0}))
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -178,12 +201,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--matrix", action="store_true")
     asked = parser.parse_args()
+    make = from_tests if asked.matrix else from_list
     for threads in asked.threads:
         print(f"\n{threads} thread{'s' * (threads > 1)}\n")
         print("| model | parameters | way | loop, ms | stacked, ms | ratio | auto takes |\n|-|-|-|-|-|-|-|")
-        for name in asked.models:
-            print(measure(name, threads, asked.repeat), flush=True)
+        for name in MATRIX if asked.matrix else asked.models:
+            print(measure(name, *make(name), threads, asked.repeat), flush=True)
 
 
 if __name__ == "__main__":
