@@ -84,7 +84,7 @@ def test_what_takes_long_to_prepare_waits_for_a_run_that_is_worth_it():
         machine = Machine()
         found = machine.trials([("loop", 0, 0.01), ("stacked", 0, 0.001)], 30, run_steps)
         found.candidates[1].prepare = lambda machine=machine: machine.work("import", 2.0, 0, 0)
-        found.candidates[1].preparation = lambda: 2.0
+        found.candidates[1].preparation = lambda gradient: 2.0
         assert found.fastest().name == name
         assert (
             ("not tried, it might take too long" in found.reason())

@@ -26,6 +26,8 @@ from personafl.states import State
 
 VMAP_NEEDS, VMAP_SECONDS = "torch.fx.experimental.symbolic_shapes", 2.0
 """What torch imports when vmap takes a gradient for the first time, and the processor seconds that this may take."""
+TRIAL_GRADIENTS = 10
+"""What it takes to find out how a model is computed for many clients, see `kernels.together`."""
 
 ENGINES: dict[str, type[Engine]] = {"stacked": StackedEngine, "threaded": ThreadedEngine, "loop": LoopEngine}
 
@@ -120,8 +122,12 @@ def trials(
         if why_not() is not None:
             raise Unfit(f"the model does not stack: {why_not()}")
 
-    def preparation() -> float:
-        return 0.0 if VMAP_NEEDS in sys.modules or task.stacks_without_vmap else VMAP_SECONDS
+    def preparation(gradient: float) -> float:
+        """Processor seconds, where the gradient of a client takes so many."""
+        samples = some_samples(federation, device)
+        if not task.knows_way(samples):
+            return TRIAL_GRADIENTS * gradient
+        return VMAP_SECONDS if task.way(samples).way == "mapped" and VMAP_NEEDS not in sys.modules else 0.0
 
     def candidate(name: str, count: int) -> Candidate:
         engine = ENGINES[name](task, federation, local, seed, memory, count, device)

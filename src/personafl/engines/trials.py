@@ -55,8 +55,8 @@ class Candidate:
     run: Run
     prepare: Callable[[], object] = object
     """What comes before its first step, or raises `Unfit`: not timed, but it counts for the budget."""
-    preparation: Callable[[], float] = float
-    """Processor seconds that this may take."""
+    preparation: Callable[[float], float] = lambda gradient: 0.0
+    """Processor seconds that this may take, where one client's step takes so many."""
     seen: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds by (clients, steps)."""
     cost: float = 0.0
@@ -194,7 +194,8 @@ class Trials:
 
     def _affordable(self, candidate: Candidate, steps: int) -> bool:
         if not candidate.seen:
-            return self.spent + candidate.preparation() + UNKNOWN * self.leader.cost <= self.budget
+            before = candidate.preparation(self.leader.cost)
+            return self.spent + before + UNKNOWN * self.leader.cost <= self.budget
         return self.spent + candidate.cost * steps <= self.budget
 
     def _try(self, candidate: Candidate, clients: int, steps: int) -> bool:

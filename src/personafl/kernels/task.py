@@ -147,11 +147,6 @@ class Task:
         return self.kind.classification
 
     @property
-    def stacks_without_vmap(self) -> bool:
-        """Whether all layers can hold K sets of weights; that the forward pass leaves rows apart is not said here."""
-        return self.stacks_natively or not self.stacked_models("rows")[True].outside_layers
-
-    @property
     def precision(self) -> str:
         """Of passes through the model: `float32`, or `bf16` by torch's autocast."""
         return self.frame.precision
@@ -433,6 +428,10 @@ class Task:
         if way.way == "looped":
             raise ModelError(f"{type(self.template).__name__} cannot run for clients at once: {way.reason}")
         return way
+
+    def knows_way(self, x: Inputs) -> bool:
+        """Whether `way` answers at once."""
+        return self._is_native(x) or self._together is not None
 
     def way(self, x: Inputs) -> Together:
         """How K clients are computed at once, and why; found out on samples (n, …) at the first call."""
