@@ -125,7 +125,7 @@ def partial_likelihood(outputs, y):
 
 
 CASES = {
-    "resnet18": Case(lambda: networks.ResNet18(4, width=4), images(3, 16, 4), lr=0.01),
+    "resnet18": Case(lambda: networks.ResNet18(4, width=4), images(3, 16, 4), lr=0.001),
     "resnet18-frozen": Case(lambda: networks.frozen_resnet18(4, width=4), images(3, 16, 4)),
     "mobilenetv2": Case(lambda: networks.MobileNetV2(4, width=4), images(3, 16, 4)),
     "convnext": Case(lambda: networks.ConvNeXt(4), images(3, 16, 4)),
