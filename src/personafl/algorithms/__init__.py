@@ -37,11 +37,27 @@ ALGORITHMS = Registry(
     "algorithm",
     "personafl.algorithms",
     [
-        Separate, FedAvg, FedAvgFT, FedProx, FedProxFT, SCAFFOLD, APFL, Ditto, PFedMe, PerFedAvg, FedPer, FedBN, FedAMP,
-        HeurFedAMP, PersFL, PersFLGD, SelfFL, SelfFLAug,
+        Separate,
+        FedAvg,
+        FedAvgFT,
+        FedProx,
+        FedProxFT,
+        SCAFFOLD,
+        APFL,
+        Ditto,
+        PFedMe,
+        PerFedAvg,
+        FedPer,
+        FedBN,
+        FedAMP,
+        HeurFedAMP,
+        PersFL,
+        PersFLGD,
+        SelfFL,
+        SelfFLAug,
     ],
     base=Algorithm,
-)  # fmt: skip
+)
 
 __all__ = [
     "ALGORITHMS",
