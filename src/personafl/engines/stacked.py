@@ -247,6 +247,10 @@ class StackedBatches:
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return outside_vmap(partial(self._task.features_stacked, x=here.x, weight=here.weight), self._row, theta)
+
 
 def _fields(batch: Batch) -> State:
     return {**as_state(batch.x), "y": batch.y, "weight": batch.weight, "key": batch.key}
