@@ -62,7 +62,11 @@ class Gradient(Protocol):
     """What a step sees of its client's data: the batches that were drawn for it."""
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Any = None, **extra: Tensor) -> Tensor:
-        """Gradient of the mean loss at `theta` on one of this step's batches."""
+        """Gradient of the mean loss at `theta` on one of this step's batches.
+
+        `objective(outputs, y, **extra)` takes the place of the loss; with the attribute `uses_features = True` it is
+        called with `features=…` as well.
+        """
         ...
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
@@ -71,6 +75,10 @@ class Gradient(Protocol):
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """The model's outputs at `theta` on one of this step's batches, in evaluation mode."""
+        ...
+
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """The features (batch, d) likewise: see `local.features`."""
         ...
 
 

@@ -47,6 +47,8 @@ class ZeroGradient:
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         return torch.zeros(1, 1)
 
+    features = predict
+
 
 def first_step(algorithm: Algorithm, local: Local, own: State, sent: State) -> tuple[State, int]:
     """The carry after a client's first step, and how many gradients the step computed."""

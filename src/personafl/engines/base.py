@@ -81,6 +81,10 @@ class StepBatches:
         here = self._batches[batch]
         return self._task.predict(theta, here.x, here.weight)
 
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return self._task.features(theta, here.x, here.weight)
+
 
 class Engine(ABC):
     """Runs client programs on a federation in this process.
@@ -109,6 +113,7 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
+        task.feature_layer = local.features
         self._factors: dict[tuple[bool, ...], Tensor] = {}
         self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 

@@ -254,6 +254,10 @@ class StackedBatches:
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return outside_vmap(partial(self._task.features_stacked, x=here.x, weight=here.weight), self._row, theta)
+
 
 def _sample_bytes(engine: Engine) -> int:
     return sum(part[:1].numel() * part.element_size() for part in tensors(engine.federation.x))

@@ -17,6 +17,7 @@ from personafl.errors import ModelError
 from personafl.inputs import Inputs, described, each_input, some, tensors
 from personafl.kernels import stacking, together
 from personafl.kernels.batch_norm import goes_by_batch, tracked_layers
+from personafl.kernels.features import WithFeatures, named_layer, uses_features
 from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
@@ -128,6 +129,8 @@ class Task:
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
         self._together: Together | None = None
+        self._feature_layer = ""
+        self._with_features: Task | None = None
         self._device = torch.device("cpu")
 
     # --- the vector and its views -------------------------------------------------------------------------
@@ -142,7 +145,45 @@ class Task:
             known = self._together
             models = other.stacked_models(known.plan) if known.models else {}
             other._together = Together(known.way, known.reasons, models, known.plan)
+        other.feature_layer = self.feature_layer
         return other
+
+    @property
+    def feature_layer(self) -> str:
+        """Which layer's input or output are the features, see `features.WithFeatures`."""
+        return self._feature_layer
+
+    @feature_layer.setter
+    def feature_layer(self, layer: str) -> None:
+        if layer:
+            named_layer(self.template, layer)  # raises where there is none
+        self._feature_layer, self._with_features = layer, None
+
+    @property
+    def with_features(self) -> Task:
+        """The same task with features after the outputs; vectors of parameters are the same."""
+        if self._with_features is None:
+            self._with_features = Task(WithFeatures(self.template, self.feature_layer), self.kind)
+        self._with_features.precision = self.precision
+        return self._with_features
+
+    def features(self, theta: Tensor, x: Inputs, weight: Tensor | None = None) -> Tensor:
+        """Features (B, d) in evaluation mode, as `predict`."""
+        return self._of_features(self.with_features.predict(theta, x, weight))
+
+    def features_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
+        """`features` for K clients with K vectors: every tensor has a leading axis K."""
+        return self._of_features(self.with_features.predict_stacked(theta, x, weight))
+
+    def _of_features(self, both: Tensor) -> Tensor:
+        return self._pair.split(both)[1]
+
+    @property
+    def _pair(self) -> WithFeatures:
+        """The module of `with_features`."""
+        pair = self.with_features.template
+        assert isinstance(pair, WithFeatures)
+        return pair
 
     @property
     def classification(self) -> bool:
@@ -245,10 +286,14 @@ class Task:
 
     def loss(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Mean loss over a batch, in training mode."""
+        if uses_features(objective):
+            return self.with_features.loss(theta, batch, self._pair.of_both(objective), **extra)
         return self._mean_loss(self.split(theta), batch, objective or self.objective, extra)
 
     def gradient(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Gradient of `loss` for one client, by plain autograd."""
+        if uses_features(objective):
+            return self.with_features.gradient(theta, batch, self._pair.of_both(objective), **extra)
         with torch.enable_grad():
             params = {n: p.detach().requires_grad_() for n, p in self.split(theta).items()}
             value = self._mean_loss(params, batch, objective or self.objective, extra)
@@ -270,6 +315,8 @@ class Task:
         self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor
     ) -> Tensor:
         """Gradients of K clients: every tensor has a leading axis K."""
+        if uses_features(objective):
+            return self.with_features.gradient_stacked(theta, batch, self._pair.of_both(objective), **extra)
         gradients = self._gradients(self.split(theta), batch, objective or self.objective, extra)
         return torch.cat([g.flatten(1) for g in gradients], 1)
 
