@@ -108,6 +108,33 @@ MUTATIONS: list[Mutation] = [
         ("c: over the cohort, not over all", "share * uploads", "uploads"),
     ),
     *_of(
+        "fedavgm", "fedopt",
+        ("momentum: dropped", 'self.momentum * server["m"] + (', "("),
+        ("momentum: dampened", "+ (uploads.mean", "+ (1 - self.momentum) * (uploads.mean"),
+        ("rate: dropped", "w + self.server_lr * m, ", "w + m, "),
+        ("Δ: sign flipped", '(uploads.mean("theta") - w)', '(w - uploads.mean("theta"))'),
+    ),
+    *_of(
+        "fedadagrad", "fedopt",
+        ("v: the last square alone", "return v + square", "return square"),
+        ("τ: dropped", "(v.sqrt() + self.tau)", "v.sqrt()"),
+        ("v: starts at 0", "torch.full_like(theta0, self.tau**2)", "torch.zeros_like(theta0)"),
+        ("v: not rooted", "v.sqrt()", "v"),
+    ),
+    *_of(
+        "fedadam", "fedopt",
+        ("m: not dampened", "(1 - self.beta1) * delta", "delta"),
+        ("v: of m in place of Δ", "delta.square()", "m.square()"),
+        ("v: frozen", "return self.beta2 * v + (1 - self.beta2) * square", "return v"),
+        ("w: Δ in place of m", "self.server_lr * m / (v", "self.server_lr * delta / (v"),
+    ),
+    *_of(
+        "fedyogi", "fedopt",
+        ("sign: flipped", "torch.sign(v - square)", "torch.sign(square - v)"),
+        ("sign: dropped", " * torch.sign(v - square)", ""),
+        ("v: that of adam", "square * torch.sign(v - square)", "(v - square)"),
+    ),
+    *_of(
         "apfl", "apfl",
         ("gradient at v̄: taken at v", "grad(torch.lerp(w, v, alpha))", "grad(v)"),
         ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),

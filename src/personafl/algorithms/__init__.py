@@ -22,6 +22,7 @@ from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.perfedavg import PerFedAvg
@@ -43,6 +44,10 @@ ALGORITHMS = Registry(
         FedProx,
         FedProxFT,
         SCAFFOLD,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
         APFL,
         Ditto,
         PFedMe,
@@ -69,12 +74,16 @@ __all__ = [
     "Ditto",
     "Each",
     "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgFT",
+    "FedAvgM",
     "FedBN",
     "FedPer",
     "FedProx",
     "FedProxFT",
+    "FedYogi",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
