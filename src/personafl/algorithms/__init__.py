@@ -24,6 +24,7 @@ from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -48,6 +49,7 @@ ALGORITHMS = Registry(
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedRep,
         FedBN,
         FedAMP,
         HeurFedAMP,
@@ -75,6 +77,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedProxFT",
+    "FedRep",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
