@@ -25,6 +25,7 @@ from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -53,6 +54,7 @@ ALGORITHMS = Registry(
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedRep,
         FedBN,
         FedAMP,
         HeurFedAMP,
@@ -84,6 +86,7 @@ __all__ = [
     "FedProx",
     "FedProxFT",
     "FedYogi",
+    "FedRep",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",

@@ -123,6 +123,8 @@ class Context:
         All of the client's training data, where the program asked for it by `uses_training`.
     factors
         Of the learning rate, for each parameter (`local.groups`); None where all have the same.
+    step
+        In `step`: which of the program's steps this is, from 0; a number that is the same for all clients.
     """
 
     round: int
@@ -135,6 +137,7 @@ class Context:
     validation: Samples | None = None
     training: Samples | None = None
     factors: Tensor | None = None
+    step: int = 0
 
     @property
     def rates(self) -> float | Tensor:
@@ -143,7 +146,8 @@ class Context:
 
     def at_step(self, step: int, steps: int | Tensor) -> Context:
         """This context at a step (from 0) of so many."""
-        return self if self.local.schedule_over == "rounds" else replace(self, lr=self.local.step_rate(step, steps))
+        by_rounds = self.local.schedule_over == "rounds"
+        return replace(self, step=step, lr=self.lr if by_rounds else self.local.step_rate(step, steps))
 
     def descend(
         self,
