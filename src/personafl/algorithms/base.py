@@ -42,8 +42,19 @@ from personafl.settings import Local, check
 from personafl.states import State
 
 __all__ = [
-    "About", "Algorithm", "Context", "Each", "Gradient", "JobInfo", "Mean", "Program", "Sent", "Uplink", "Uploads",
-    "Validation", "Weights",
+    "About",
+    "Algorithm",
+    "Context",
+    "Each",
+    "Gradient",
+    "JobInfo",
+    "Mean",
+    "Program",
+    "Samples",
+    "Sent",
+    "Uplink",
+    "Uploads",
+    "Weights",
 ]  # fmt: skip
 
 
@@ -63,11 +74,19 @@ class Gradient(Protocol):
         ...
 
 
-class Validation(Protocol):
-    """A client's validation data, for algorithms that choose something on it; without what `held_back` keeps."""
+class Samples(Protocol):
+    """All of a client's training or validation samples, in evaluation mode; means are 0 for a client without any."""
 
     def __call__(self, theta: Tensor) -> State:
-        """Means over the client's validation samples of `loss` and of each metric; 0 for a client without any."""
+        """Means over the samples of `loss` and of each metric."""
+        ...
+
+    def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        """The mean over the samples of `function(outputs, y, **extra)`, which gives a value or a tensor for each.
+
+        The shape of the tensor must not follow from that of the outputs: what a client sends is also asked for without
+        data (`dry_run`), and then the model puts out a single number. `JobInfo.shapes` has what is needed.
+        """
         ...
 
 
@@ -90,7 +109,10 @@ class Context:
     copy
         Which of the program's copies this is (a tensor), see `extras.SideBySide`.
     validation
-        The client's validation data, where the program asked for it by `uses_validation`.
+        The client's validation data, for programs that choose something on it, where the program asked for it by
+        `uses_validation`; without what `held_back` keeps.
+    training
+        All of the client's training data, where the program asked for it by `uses_training`.
     factors
         Of the learning rate, for each parameter (`local.groups`); None where all have the same.
     """
@@ -102,7 +124,8 @@ class Context:
     samples: Tensor
     batch_size: Tensor
     copy: Tensor
-    validation: Validation | None = None
+    validation: Samples | None = None
+    training: Samples | None = None
     factors: Tensor | None = None
 
     @property
@@ -169,6 +192,8 @@ class JobInfo:
         Whether the model's outputs are the logits of classes.
     groups
         The group of each client (a device type, a region), where the federation has groups.
+    shapes
+        The shape of each piece of the parameter vector.
     """
 
     layers: tuple[tuple[str, int], ...]
@@ -177,6 +202,7 @@ class JobInfo:
     classification: bool
     groups: tuple[str, ...] | None = None
     kinds: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         rate_factors(self.layers, self.local.groups, last_layers(self.layers))  # every name of a group is a parameter's
@@ -207,6 +233,9 @@ class Program:
 
     uses_validation: ClassVar[bool] = False
     """Whether `begin` and `finish` need `ctx.validation`."""
+
+    uses_training: ClassVar[bool] = False
+    """Whether they need `ctx.training`."""
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         raise NotImplementedError

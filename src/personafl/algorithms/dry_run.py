@@ -14,13 +14,22 @@ from personafl.states import State, each
 
 
 def blank_context(algorithm: Algorithm, local: Local) -> Context:
-    """A context of round 1 for a client with one sample; its validation data measures 0."""
+    """A context of round 1 for a client with one sample, for which the model puts out a single 0."""
     one = torch.ones((), dtype=torch.int64)
+    asked = algorithm.uses_validation, algorithm.uses_training
+    validation, training = (ZeroSamples() if one_of_them else None for one_of_them in asked)
+    return Context(1, local.rate(1), local, one, one, one, 0 * one, validation, training)
 
-    def nothing(theta: Tensor) -> State:
+
+class ZeroSamples:
+    """`Samples` of one sample of class 0 that measures 0."""
+
+    def __call__(self, theta: Tensor) -> State:
         return {name: torch.zeros(()) for name in ("loss", "correct")}
 
-    return Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+    def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        value: Tensor = function(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), **extra)
+        return value[0]
 
 
 class ZeroGradient:

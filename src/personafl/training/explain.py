@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from personafl.algorithms import Algorithm, FedAvg
-from personafl.algorithms.base import JobInfo
 from personafl.algorithms.dry_run import blank_context, first_step
 from personafl.engines.auto import some_samples
 from personafl.engines.base import torch_threads
@@ -22,6 +21,7 @@ from personafl.settings import EngineSettings, Local, Schedule
 from personafl.states import State
 from personafl.tasks import task_of_labels
 from personafl.training.arguments import algorithm_of, check_federation, check_model
+from personafl.training.job_info import job_info
 
 WHY = {
     "frozen": "not trained: one set of weights for everybody",
@@ -198,9 +198,7 @@ def _way_of(path: str, own: Mapping[str, Tensor], ways: Mapping[str, str], whole
 
 def _traffic(task: Task, federation: Federation, algorithm: Algorithm, local: Local) -> dict[str, int]:
     """Bytes that a client gets, sends and keeps, by running its program on gradients of zero."""
-    layers = tuple(zip(task.names, task.sizes, strict=True))
-    info = JobInfo(layers, len(federation), local, task.classification, federation.groups, task.kinds)
-    algorithm = algorithm.prepare(info)
+    algorithm = algorithm.prepare(job_info(task, len(federation), local, federation.groups))
     sent = algorithm.send(algorithm.new_server(task.theta0, len(federation)), torch.zeros(1, dtype=torch.int64))
     mine = sent.one(0)
     own = algorithm.new_client(task.theta0, mine)

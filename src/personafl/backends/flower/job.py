@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.algorithms.base import JobInfo, Sent
+from personafl.algorithms.base import Sent
 from personafl.algorithms.dry_run import blank_context
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
@@ -27,6 +27,7 @@ from personafl.registry import checked, choose_known
 from personafl.settings import Local
 from personafl.states import State
 from personafl.tasks import TASKS, Classification, LearningTask, Regression
+from personafl.training.job_info import job_info
 from personafl.training.privacy import Privacy
 from personafl.version import __version__
 
@@ -112,8 +113,7 @@ class JobDescription:
 
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:
         """The algorithm fitted to the run."""
-        layers = tuple(zip(task.names, task.sizes, strict=True))
-        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups, task.kinds))
+        return algorithm.prepare(job_info(task, self.clients, local, self.groups))
 
 
 @dataclass(frozen=True)
