@@ -18,6 +18,7 @@ from personafl.algorithms.base import (
     Uplink,
     Uploads,
 )
+from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
@@ -58,6 +59,7 @@ ALGORITHMS = Registry(
         FedBN,
         FedAMP,
         HeurFedAMP,
+        CFL,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -69,6 +71,7 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "CFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
