@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from torch import Tensor
-
 from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo
 from personafl.algorithms.extras import ForSomeModels, HasHead
 from personafl.algorithms.parameter_groups import last_layers, rate_factors
