@@ -23,6 +23,7 @@ from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
@@ -55,6 +56,7 @@ ALGORITHMS = Registry(
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedEM,
         FedRep,
         FedBN,
         FedAMP,
@@ -85,6 +87,7 @@ __all__ = [
     "FedAvgFT",
     "FedAvgM",
     "FedBN",
+    "FedEM",
     "FedPer",
     "FedProx",
     "FedProxFT",

@@ -206,6 +206,8 @@ class JobInfo:
         The group of each client (a device type, a region), where the federation has groups.
     shapes
         The shape of each piece of the parameter vector.
+    objective
+        The task's loss: `(outputs, y)` to a value for each sample.
     """
 
     layers: tuple[tuple[str, int], ...]
@@ -215,6 +217,7 @@ class JobInfo:
     groups: tuple[str, ...] | None = None
     kinds: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    objective: Any = None
 
     def __post_init__(self) -> None:
         rate_factors(self.layers, self.local.groups, last_layers(self.layers))  # every name of a group is a parameter's
