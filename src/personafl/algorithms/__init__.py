@@ -24,6 +24,7 @@ from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -49,6 +50,7 @@ ALGORITHMS = Registry(
         PerFedAvg,
         FedPer,
         FedBN,
+        MOON,
         FedAMP,
         HeurFedAMP,
         PersFL,
@@ -62,6 +64,7 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "MOON",
     "SCAFFOLD",
     "About",
     "Algorithm",
