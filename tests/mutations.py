@@ -215,6 +215,15 @@ MUTATIONS: list[Mutation] = [
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
     ),
     *_of(
+        "moon", "moon",
+        ("contrast: sign flipped", "(negative - positive)", "(positive - negative)"),
+        ("contrast: dropped", "return self.mu * F", "return 0 * F"),
+        ("temperature: dropped", "/ self.temperature)", ")"),
+        ("previous model: the one that was sent", '"previous": own["theta"]', '"previous": sent["theta"]'),
+        ("global features: of the model itself", 'grad.features(sent["theta"])', 'grad.features(carry["theta"])'),
+        ("loss: the contrast alone", "added_to_loss: ClassVar[bool] = True", "added_to_loss: ClassVar[bool] = False"),
+    ),
+    *_of(
         "fedamp", "fedamp",
         ("pull to u: sign flipped", 'add_(rate * sent["u"])', 'sub_(rate * sent["u"])'),
         ("pull to u: dropped", 'rate = ctx.rates * sent["pull"]', 'rate = 0 * sent["pull"]'),

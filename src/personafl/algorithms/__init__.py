@@ -28,6 +28,7 @@ from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -59,6 +60,7 @@ ALGORITHMS = Registry(
         FedEM,
         FedRep,
         FedBN,
+        MOON,
         FedAMP,
         HeurFedAMP,
         CFL,
@@ -74,6 +76,7 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "CFL",
+    "MOON",
     "SCAFFOLD",
     "About",
     "Algorithm",

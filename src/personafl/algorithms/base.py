@@ -64,8 +64,8 @@ class Gradient(Protocol):
     def __call__(self, theta: Tensor, batch: int = 0, objective: Any = None, **extra: Tensor) -> Tensor:
         """Gradient of the mean loss at `theta` on one of this step's batches.
 
-        `objective(outputs, y, **extra)` takes the place of the loss; with the attribute `uses_features = True` it is
-        called with `features=…` as well.
+        `objective(outputs, y, **extra)` takes the place of the loss, or comes to it where it has the attribute
+        `added_to_loss = True`; with `uses_features = True` it is called with `features=…` as well.
         """
         ...
 
@@ -92,7 +92,8 @@ class Samples(Protocol):
     def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
         """The mean over the samples of `function(outputs, y, **extra)`, which gives a value or a tensor for each.
 
-        The shape of the tensor must not follow from that of the outputs: what a client sends is also asked for without
+        With the attribute `uses_features = True` it is called with `features=…` as well. The shape of the tensor must
+        not follow from that of the outputs or features: what a client sends is also asked for without
         data (`dry_run`), and then the model puts out a single number. `JobInfo.shapes` has what is needed.
         """
         ...

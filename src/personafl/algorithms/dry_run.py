@@ -28,6 +28,8 @@ class ZeroSamples:
         return {name: torch.zeros(()) for name in ("loss", "correct")}
 
     def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        if getattr(function, "uses_features", False):
+            extra["features"] = torch.zeros(1, 1)
         value: Tensor = function(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), **extra)
         return value[0]
 

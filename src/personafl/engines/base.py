@@ -83,7 +83,7 @@ class StepBatches:
 
     def features(self, theta: Tensor, batch: int = 0) -> Tensor:
         here = self._batches[batch]
-        return self._task.features(theta, here.x, here.weight)
+        return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
 
 
 class Engine(ABC):

@@ -47,7 +47,7 @@ class WithFeatures(nn.Module):
         super().__init__()
         self.module = module
         self.named = bool(layer)
-        self.path, self.side = named_layer(module, layer) if layer else (last_layer(module), "input")
+        self.place, self.side = named_layer(module, layer) if layer else (last_layer(module), "input")
         self.width = _Width()
         self.training = module.training
 
@@ -81,10 +81,11 @@ class WithFeatures(nn.Module):
         return joined
 
     def _of_layer(self, seen: list[Tensor], calls: list[str], outputs: Tensor) -> Tensor:
-        what = f"the {self.side} of layer {self.path!r}"
-        if calls and calls[-1] != self.path:
+        what = f"the {self.side} of layer {self.place!r}"
+        if calls and calls[-1] != self.place:
             raise NoFeatures(
-                f"features: layer {self.path!r} has the last parameters, but {calls[-1]!r} is computed after it: {_HOW}"
+                f"features: layer {self.place!r} has the last parameters, but {calls[-1]!r} is computed after it: "
+                f"{_HOW}"
             )
         if not seen:
             raise NoFeatures(f"features: {what} is not seen in the forward pass: {_HOW}")
@@ -98,7 +99,7 @@ class WithFeatures(nn.Module):
     @contextmanager
     def _seen(self) -> Iterator[list[Tensor]]:
         """What the layer is given, or gives, in the meantime: call after call."""
-        layer, found, depth = self.module.get_submodule(self.path), list[Tensor](), 0
+        layer, found, depth = self.module.get_submodule(self.place), list[Tensor](), 0
 
         def keep(value: Any) -> None:
             tensor = _first_tensor(value)

@@ -21,7 +21,7 @@ from personafl.kernels.features import WithFeatures, named_layer, uses_features
 from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
-from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
+from personafl.kernels.losses import added_to_loss, couples_samples, mean_loss, mean_losses, with_loss
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
@@ -167,16 +167,20 @@ class Task:
         self._with_features.precision = self.precision
         return self._with_features
 
-    def features(self, theta: Tensor, x: Inputs, weight: Tensor | None = None) -> Tensor:
-        """Features (B, d) in evaluation mode, as `predict`."""
-        return self._of_features(self.with_features.predict(theta, x, weight))
-
-    def features_stacked(self, theta: Tensor, x: Inputs, weight: Tensor) -> Tensor:
-        """`features` for K clients with K vectors: every tensor has a leading axis K."""
-        return self._of_features(self.with_features.predict_stacked(theta, x, weight))
-
-    def _of_features(self, both: Tensor) -> Tensor:
+    def features_of(self, both: Tensor) -> Tensor:
+        """The features in what `with_features` puts out."""
         return self._pair.split(both)[1]
+
+    def resolved(self, objective: Objective | None) -> tuple[Task, Objective]:
+        """An objective as programs give it, as one of outputs alone, and the task whose outputs it takes.
+
+        The loss is added where the objective has `added_to_loss`, and features come after the outputs where it has
+        `uses_features`.
+        """
+        if objective is None:
+            return self, self.objective
+        whole = with_loss(self.objective, objective) if added_to_loss(objective) else objective
+        return (self.with_features, self._pair.of_both(whole)) if uses_features(objective) else (self, whole)
 
     @property
     def _pair(self) -> WithFeatures:
@@ -286,17 +290,15 @@ class Task:
 
     def loss(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Mean loss over a batch, in training mode."""
-        if uses_features(objective):
-            return self.with_features.loss(theta, batch, self._pair.of_both(objective), **extra)
-        return self._mean_loss(self.split(theta), batch, objective or self.objective, extra)
+        task, resolved = self.resolved(objective)
+        return task._mean_loss(task.split(theta), batch, resolved, extra)
 
     def gradient(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Gradient of `loss` for one client, by plain autograd."""
-        if uses_features(objective):
-            return self.with_features.gradient(theta, batch, self._pair.of_both(objective), **extra)
+        task, resolved = self.resolved(objective)
         with torch.enable_grad():
-            params = {n: p.detach().requires_grad_() for n, p in self.split(theta).items()}
-            value = self._mean_loss(params, batch, objective or self.objective, extra)
+            params = {n: p.detach().requires_grad_() for n, p in task.split(theta).items()}
+            value = task._mean_loss(params, batch, resolved, extra)
             grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
         return torch.cat(
             [
@@ -315,9 +317,8 @@ class Task:
         self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor
     ) -> Tensor:
         """Gradients of K clients: every tensor has a leading axis K."""
-        if uses_features(objective):
-            return self.with_features.gradient_stacked(theta, batch, self._pair.of_both(objective), **extra)
-        gradients = self._gradients(self.split(theta), batch, objective or self.objective, extra)
+        task, resolved = self.resolved(objective)
+        gradients = task._gradients(task.split(theta), batch, resolved, extra)
         return torch.cat([g.flatten(1) for g in gradients], 1)
 
     def descend_stacked(
