@@ -68,6 +68,15 @@ WEIGHTED = 'return {"theta": Mean(weights=self.weights, relative_to="theta")}'
 
 MUTATIONS: list[Mutation] = [
     *_of(
+        "fedem", "fedem",
+        ("E-step: shares ignored", "shares.clamp(min=torch.finfo(shares.dtype).tiny).log() - l", "0 * shares - l"),
+        ("E-step: sign of the loss", ".log() - losses(features, y)[0]", ".log() + losses(features, y)[0]"),
+        ("E-step: at the present components", "y, received, shares).detach()", "y, features, shares).detach()"),
+        ("M-step: shares stay", 'return {"shares": carry["shares"]}', 'return {"shares": own["shares"]}'),
+        ("M-step: responsibilities dropped", "(q * values)", "values"),
+        ("components: all alike", "[order].view_as", ".view_as"),
+    ),
+    *_of(
         "separate", "separate",
         ("gradient: sign flipped", '"theta", grad)', '"theta", -grad(carry["theta"]))'),
         ("gradient: dropped", '"theta", grad)', '"theta", 0 * grad(carry["theta"]))'),

@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from personafl.algorithms import MOON, FedAvg
 from personafl.errors import ConfigError
 from tests.oracles.classifiers import (
-    LR, SIZES, STEPS, assert_close, cohorts, model, net_at, personal, samples, trained, vector,
+    LR,
+    SIZES,
+    STEPS,
+    assert_close,
+    cohorts,
+    model,
+    net_at,
+    personal,
+    samples,
+    trained,
+    vector,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from scipy.special import log_ndtr
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS, SCAFFOLD, Each, FedAvg, FedPer, Mean, PersFL, Sent
+from personafl.algorithms.extras import trained_task
 from personafl.config import for_method, parse, read_config
 from personafl.engines import ENGINES
 from personafl.errors import ConfigError, RunError
@@ -58,7 +59,7 @@ def clients_of(algorithm, privacy, engine="stacked", seed=0, noise=None, problem
     problem = problem or quadratics(validation=True)
     module = nn.Linear(problem.z.shape[1], 1, bias=False)
     nn.init.zeros_(module.weight)
-    task = Task(module, "mse")
+    task = trained_task(algorithm, Task(module, "mse"))
     work = Local(**{"lr": 0.02, "batch_size": 0, "steps": 5, **local})
     made = LocalClients(ENGINES[engine](task, problem.federation, work, seed, threads=1), privacy=privacy, noise=noise)
     made.start(algorithm.prepare(made.job_info), task.theta0)
