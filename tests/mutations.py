@@ -175,6 +175,16 @@ MUTATIONS: list[Mutation] = [
         ("loss: the contrast alone", "added_to_loss: ClassVar[bool] = True", "added_to_loss: ClassVar[bool] = False"),
     ),
     *_of(
+        "fedproto", "fedproto",
+        ("pull to prototypes: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
+        ("pull to prototypes: sign flipped", "Alignment(self.lam,", "Alignment(-self.lam,"),
+        ("prototypes: sums that are not divided", "new = sums / torch", "new = sums * torch"),
+        ("prototypes: forgotten", "server[\"prototypes\"])\n", "0.0)\n"),
+        ("prototypes: of the model before training", "mean(self._by_class, carry", "mean(self._by_class, own"),
+        ("weights by samples: dropped", 'weights="samples"', 'weights="equal"'),
+        ("model: frozen", 'return {"theta": carry["theta"]}, {"by', 'return {"theta": own["theta"]}, {"by'),
+    ),
+    *_of(
         "fedamp", "fedamp",
         ("pull to u: sign flipped", 'add_(rate * sent["u"])', 'sub_(rate * sent["u"])'),
         ("pull to u: dropped", 'rate = ctx.rates * sent["pull"]', 'rate = 0 * sent["pull"]'),

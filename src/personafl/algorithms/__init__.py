@@ -23,6 +23,7 @@ from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedper import FedPer
+from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
@@ -51,6 +52,7 @@ ALGORITHMS = Registry(
         FedPer,
         FedBN,
         MOON,
+        FedProto,
         FedAMP,
         HeurFedAMP,
         PersFL,
@@ -76,6 +78,7 @@ __all__ = [
     "FedAvgFT",
     "FedBN",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedProxFT",
     "Gradient",
