@@ -47,9 +47,13 @@ class Mutation:
 
     @property
     def test(self) -> str:
-        """The algorithm's test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py."""
-        files = [f"tests/algorithms/test_{self.file}.py", f"tests/algorithms/test_{self.file}_edges.py"]
-        return " ".join(file for file in files if (ROOT / file).exists())
+        """The test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py, for the name of
+        the file; or of the algorithm, where the file is shared by several and has no test of its own."""
+        for name in (self.file, self.algorithm.replace("-", "_")):
+            files = [f"tests/algorithms/test_{name}.py", f"tests/algorithms/test_{name}_edges.py"]
+            if found := [file for file in files if (ROOT / file).exists()]:
+                return " ".join(found)
+        raise ValueError(f"{self.algorithm} has no tests/algorithms/test_{self.file}.py")
 
 
 def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation]:
@@ -108,6 +112,33 @@ MUTATIONS: list[Mutation] = [
         ("c: over the cohort, not over all", "share * uploads", "uploads"),
     ),
     *_of(
+        "fedavgm", "fedopt",
+        ("momentum: dropped", 'self.momentum * server["m"] + (', "("),
+        ("momentum: dampened", "+ (uploads.mean", "+ (1 - self.momentum) * (uploads.mean"),
+        ("rate: dropped", "w + self.server_lr * m, ", "w + m, "),
+        ("Δ: sign flipped", '(uploads.mean("theta") - w)', '(w - uploads.mean("theta"))'),
+    ),
+    *_of(
+        "fedadagrad", "fedopt",
+        ("v: the last square alone", "return v + square", "return square"),
+        ("τ: dropped", "(v.sqrt() + self.tau)", "v.sqrt()"),
+        ("v: starts at 0", "torch.full_like(theta0, self.tau**2)", "torch.zeros_like(theta0)"),
+        ("v: not rooted", "v.sqrt()", "v"),
+    ),
+    *_of(
+        "fedadam", "fedopt",
+        ("m: not dampened", "(1 - self.beta1) * delta", "delta"),
+        ("v: of m in place of Δ", "delta.square()", "m.square()"),
+        ("v: frozen", "return self.beta2 * v + (1 - self.beta2) * square", "return v"),
+        ("w: Δ in place of m", "self.server_lr * m / (v", "self.server_lr * delta / (v"),
+    ),
+    *_of(
+        "fedyogi", "fedopt",
+        ("sign: flipped", "torch.sign(v - square)", "torch.sign(square - v)"),
+        ("sign: dropped", " * torch.sign(v - square)", ""),
+        ("v: that of adam", "square * torch.sign(v - square)", "(v - square)"),
+    ),
+    *_of(
         "apfl", "apfl",
         ("gradient at v̄: taken at v", "grad(torch.lerp(w, v, alpha))", "grad(v)"),
         ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),
@@ -148,6 +179,9 @@ MUTATIONS: list[Mutation] = [
         ("base: what was sent", '{"head": head}, {"base": base}', '{"head": head}, {"base": sent["base"]}'),
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
         ("head: frozen", 'return {"head": head}, {"base": base}', 'return {"head": own["head"]}, {"base": base}'),
+    ),
+    *_of(
+        "fedper", "heads",
         ("head: everything but the head", "if self.head_names else own", "if self.head_names else not own"),
         ("head: counted from the front", "last_layers(job.layers, self.head)",
          "last_layers(job.layers[::-1], self.head)[::-1]"),
@@ -156,6 +190,21 @@ MUTATIONS: list[Mutation] = [
         "fedper", "pieces",
         ("head: put back at the end", "queues[mine].pop(0) for _, mine in self.sizes",
          "queues[mine].pop(0) for _, mine in sorted(self.sizes, key=lambda piece: piece[1])"),
+    ),
+    *_of(
+        "fedrep", "fedrep",
+        ("head: frozen", 'return {"head": carry["head"]}', 'return {"head": own["head"]}'),
+        ("order: the body first", "ctx.step < self.head_steps", "ctx.step >= self.head_steps"),
+        ("head: a step too few", "ctx.step < self.head_steps", "ctx.step < self.head_steps - 1"),
+        ("body: trained under the old head", '"body", carry, grad, ctx)', '"body", carry | {"head": 0 * carry["head"]}, '
+         "grad, ctx)"),
+        ("weights: always equal", "Mean(weights=self.weights,", "Mean("),
+    ),
+    *_of(
+        "fedrep", "heads",
+        ("step: the other part", "[at]\n        factors", "[not at]\n        factors"),
+        ("rates: the other part's", "self._pieces.split(ctx.factors)[at]", "self._pieces.split(ctx.factors)[not at]"),
+        ("head: may be the whole model", "parts != {True}", "True"),
     ),
     *_of(
         "fedbn", "fedbn",

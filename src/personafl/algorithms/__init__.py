@@ -18,13 +18,17 @@ from personafl.algorithms.base import (
     Uplink,
     Uploads,
 )
+from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
@@ -45,16 +49,23 @@ ALGORITHMS = Registry(
         FedProx,
         FedProxFT,
         SCAFFOLD,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
         APFL,
         Ditto,
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedEM,
+        FedRep,
         FedBN,
         MOON,
         FedProto,
         FedAMP,
         HeurFedAMP,
+        CFL,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -66,6 +77,7 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "CFL",
     "MOON",
     "SCAFFOLD",
     "About",
@@ -74,13 +86,19 @@ __all__ = [
     "Ditto",
     "Each",
     "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgFT",
+    "FedAvgM",
     "FedBN",
+    "FedEM",
     "FedPer",
     "FedProto",
     "FedProx",
     "FedProxFT",
+    "FedRep",
+    "FedYogi",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",

@@ -126,6 +126,8 @@ class Context:
         All of the client's training data, where the program asked for it by `uses_training`.
     factors
         Of the learning rate, for each parameter (`local.groups`); None where all have the same.
+    step
+        In `step`: which of the program's steps this is, from 0; a number that is the same for all clients.
     """
 
     round: int
@@ -138,6 +140,7 @@ class Context:
     validation: Samples | None = None
     training: Samples | None = None
     factors: Tensor | None = None
+    step: int = 0
 
     @property
     def rates(self) -> float | Tensor:
@@ -146,7 +149,8 @@ class Context:
 
     def at_step(self, step: int, steps: int | Tensor) -> Context:
         """This context at a step (from 0) of so many."""
-        return self if self.local.schedule_over == "rounds" else replace(self, lr=self.local.step_rate(step, steps))
+        by_rounds = self.local.schedule_over == "rounds"
+        return replace(self, step=step, lr=self.lr if by_rounds else self.local.step_rate(step, steps))
 
     def descend(
         self,
@@ -205,6 +209,8 @@ class JobInfo:
         The group of each client (a device type, a region), where the federation has groups.
     shapes
         The shape of each piece of the parameter vector.
+    objective
+        The task's loss: `(outputs, y)` to a value for each sample.
     """
 
     layers: tuple[tuple[str, int], ...]
@@ -214,6 +220,7 @@ class JobInfo:
     groups: tuple[str, ...] | None = None
     kinds: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    objective: Any = None
 
     def __post_init__(self) -> None:
         rate_factors(self.layers, self.local.groups, last_layers(self.layers))  # every name of a group is a parameter's

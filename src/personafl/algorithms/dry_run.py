@@ -63,7 +63,15 @@ def first_step(algorithm: Algorithm, local: Local, own: State, sent: State) -> t
 
 
 def kept_optimizer_state(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
-    """What a client keeps of its optimizer besides its own state, as it begins: zeros."""
+    """What a client keeps of its optimizer besides its own state, as it begins: zeros.
+
+    Of the first and the last step: a program may train one part of the model, and then another.
+    """
     if local.optimizer_state == "fresh":
         return {}
-    return each(torch.zeros_like, optimizer_state(first_step(algorithm, local, own, sent)[0]))
+    ctx = blank_context(algorithm, local)
+    begun, steps = algorithm.begin(own, sent, ctx)
+    carry = each(torch.clone, begun)
+    for step in {0, max(int(steps) - 1, 0)}:
+        carry = algorithm.step(carry, sent, ZeroGradient(), ctx.at_step(step, int(steps)))
+    return each(torch.zeros_like, optimizer_state(carry))

@@ -211,6 +211,7 @@ class Engine(ABC):
 
     def _context(self, work: Work, info: State, data: Mapping[str, ClientData] | None = None) -> Context:
         """The context of one client, from its row of `_info`; its data by the names that `_asked_for` has."""
+        data = data or {}
         return Context(
             round=work.round,
             lr=self.local.rate(max(work.round, 1)),
@@ -219,7 +220,8 @@ class Engine(ABC):
             samples=info["samples"],
             batch_size=info["batch_size"],
             copy=info["copy"],
-            **(data or {}),
+            validation=data.get("validation"),
+            training=data.get("training"),
             factors=self._rate_factors(work.program) if self.local.groups else None,
         )
 

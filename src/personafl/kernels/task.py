@@ -68,6 +68,8 @@ class Task:
     ----------
     kind
         The task: its loss is `objective`, and `metrics` are the functions whose sums over samples evaluation gives.
+    inner
+        The user's module, where an algorithm has put another one around it (`extras.WrapsModule`).
 
     Examples
     --------
@@ -96,6 +98,7 @@ class Task:
         self.objective: Objective = self.kind.objective
         self.metrics: dict[str, Objective] = self.kind.summed
         self.template = module
+        self.inner: nn.Module | None = None
         self.frame = Frame()
         self._training = replace_layers(_copied(module), self.frame)
         self._inference = replace_layers(_copied(module), self.frame).eval()
@@ -135,7 +138,7 @@ class Task:
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
         other = Task(self.template, self.kind)
-        other.precision = self.precision
+        other.precision, other.inner = self.precision, self.inner
         other.frame.draws = dict(self.frame.draws)
         if self._together is not None:
             other.frame.axes = self.frame.axes
