@@ -234,6 +234,16 @@ MUTATIONS: list[Mutation] = [
         ("model: frozen", 'return {"theta": carry["theta"]}, {"by', 'return {"theta": own["theta"]}, {"by'),
     ),
     *_of(
+        "fedpac", "fedpac",
+        ("alignment: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
+        ("alignment: of the head's steps too", "if ctx.step >= self.head_steps", "if ctx.step >= 0"),
+        ("combination: the mean of all heads", "beta / beta.sum()", "np.full(len(h), 1 / len(h))"),
+        ("combination: variance dropped", "np.diag(v) + apart", "1e-9 * np.diag(v) + apart"),
+        ("combination: bias dropped", "np.diag(v) + apart @ apart.T", "np.diag(v)"),
+        ("variance: not divided by samples", ".clamp(min=0) / ctx.samples", ".clamp(min=0) * (ctx.samples > 0)"),
+        ("heads: frozen", "heads.index_copy_", "heads.clone().index_copy_"),
+    ),
+    *_of(
         "fedamp", "fedamp",
         ("pull to u: sign flipped", 'add_(rate * sent["u"])', 'sub_(rate * sent["u"])'),
         ("pull to u: dropped", 'rate = ctx.rates * sent["pull"]', 'rate = 0 * sent["pull"]'),

@@ -25,6 +25,7 @@ from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
@@ -62,6 +63,7 @@ ALGORITHMS = Registry(
         FedRep,
         FedBN,
         MOON,
+        FedPAC,
         FedProto,
         FedAMP,
         HeurFedAMP,
@@ -93,6 +95,7 @@ __all__ = [
     "FedAvgM",
     "FedBN",
     "FedEM",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",

@@ -7,8 +7,8 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated prototype learning a
     server   C̄^j = Σ_i |D_ij| / N_j C_i^j, over the clients that have class j
 
 Sent: C̄ down, and up, for each class, the sum of its features and its share of the client's samples, both of them means
-over the client's samples: their means over clients give C̄ (2 C (d + 1) numbers, whatever the size of the model). A
-client keeps θ_i, which is its personalized model. λ = 0 is `separate`.
+over the client's samples: their means over clients give C̄ (C (d + 1) numbers each way, whatever the size of the
+model). A client keeps θ_i, which is its personalized model. λ = 0 is `separate`.
 
 Ours: the printed equation of the server has one more factor 1/|N_j|, which would draw features to zero; the authors'
 code takes the unweighted mean over clients. d is the squared distance divided by the number of features and taken for
@@ -26,14 +26,17 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Context, Gradient, JobInfo, Mean, Sent, Uplink, Uploads
+from personafl.algorithms.extras import ForSomeModels
 from personafl.algorithms.prototypes import Alignment, ByClass, classes_and_width
 from personafl.algorithms.separate import Separate
 from personafl.settings import check
 from personafl.states import State
 
+UNPROTECTED = "a prototype is a sum divided by a share, and a small share with noise may be anything"
+
 
 @dataclass(frozen=True)
-class FedProto(Separate):
+class FedProto(ForSomeModels, Separate):
     """Local training whose features are drawn to everybody's prototype of their class."""
 
     lam: float = 1.0
@@ -49,12 +52,7 @@ class FedProto(Separate):
         traffic=("prototypes", "prototypes"),
         newcomer="trains once from the common initial weights, drawn to the final prototypes",
     )
-    uplink: ClassVar[Uplink] = {
-        "by_class": Mean(
-            weights="samples",
-            unprotected="a prototype is a sum divided by a share, and a small share with noise may be anything",
-        )
-    }
+    uplink: ClassVar[Uplink] = {"by_class": Mean(weights="samples", unprotected=UNPROTECTED)}
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam >= 0, "at least 0: a negative λ would push features from prototypes")
@@ -82,12 +80,13 @@ class FedProto(Separate):
         return {"theta": carry["theta"]}, {"by_class": ctx.training.mean(self._by_class, carry["theta"])}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        return with_prototypes(server, uploads.mean("by_class"))
+        return with_prototypes(server, uploads)
 
 
-def with_prototypes(server: State, by_class: Tensor) -> State:
-    """The server's state with new prototypes of the classes that somebody sent, from the mean of `ByClass`."""
-    sums, shares = by_class[:, :-1], by_class[:, -1]
+def with_prototypes(server: State, uploads: Uploads) -> State:
+    """The server's state with new prototypes of the classes that somebody sent."""
+    sums, shares = uploads.mean("by_class").tensor_split([-1], -1)
+    shares = shares[:, 0]
     seen = shares > 0
     new = sums / torch.where(seen, shares, 1.0)[:, None]
     prototypes = torch.where(seen[:, None], new, server["prototypes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,13 +15,21 @@ from personafl.errors import ConfigError, ModelError
 
 @dataclass(frozen=True)
 class ByClass:
-    """Of each class the sum of the features (C, d) and the share of the samples (C,), divided by all samples.
+    """Sums over the samples of each class, divided by the number of all samples, as columns of one tensor (C, d + 1).
 
-    A function for `ctx.training.mean`; of its result (C, d + 1) the last column has the shares.
+    Of the features, and of 1: the class's share of the samples. A function for `ctx.training.mean`.
+
+    Parameters
+    ----------
+    classes, width
+        C and d.
+    squares
+        Whether a last column has the sum of the features' squared lengths.
     """
 
     classes: int
     width: int
+    squares: bool = False
 
     uses_features: ClassVar[bool] = True
     couples_samples: ClassVar[bool] = True
@@ -28,8 +37,10 @@ class ByClass:
     def __call__(self, outputs: Tensor, y: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         check_width(features, self.width)
         belongs = F.one_hot(y, self.classes).to(features) * (weight / weight.sum().clamp(min=1)).unsqueeze(-1)
-        columns = F.pad(features, (0, 1), value=1.0)
-        return belongs.transpose(-1, -2) @ columns
+        columns = [features, torch.ones_like(features[..., :1])]
+        if self.squares:
+            columns.append(features.square().sum(-1, keepdim=True))
+        return belongs.transpose(-1, -2) @ torch.cat(columns, -1)
 
 
 @dataclass(frozen=True)
