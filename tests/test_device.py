@@ -95,6 +95,7 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
         return theta * 2
 
     gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
+    gradient.features = lambda theta, batch=0: theta[None]
     carry = algorithm.step(carry, mine, gradient, ctx)
     kept, up = algorithm.finish(own, carry, mine, ctx)
     made = [*kept.values(), *up.values(), steps]

@@ -25,7 +25,9 @@ from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
+from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.moon import MOON
@@ -61,6 +63,8 @@ ALGORITHMS = Registry(
         FedRep,
         FedBN,
         MOON,
+        FedPAC,
+        FedProto,
         FedAMP,
         HeurFedAMP,
         CFL,
@@ -91,7 +95,9 @@ __all__ = [
     "FedAvgM",
     "FedBN",
     "FedEM",
+    "FedPAC",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedProxFT",
     "FedRep",
