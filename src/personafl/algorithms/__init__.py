@@ -22,6 +22,7 @@ from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
@@ -48,6 +49,7 @@ ALGORITHMS = Registry(
         FedAdagrad,
         FedAdam,
         FedYogi,
+        FedDyn,
         APFL,
         Ditto,
         PFedMe,
@@ -80,6 +82,7 @@ __all__ = [
     "FedAvgFT",
     "FedAvgM",
     "FedBN",
+    "FedDyn",
     "FedPer",
     "FedProx",
     "FedProxFT",
