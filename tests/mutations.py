@@ -47,9 +47,13 @@ class Mutation:
 
     @property
     def test(self) -> str:
-        """The algorithm's test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py."""
-        files = [f"tests/algorithms/test_{self.file}.py", f"tests/algorithms/test_{self.file}_edges.py"]
-        return " ".join(file for file in files if (ROOT / file).exists())
+        """The test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py, for the name of
+        the file; or of the algorithm, where the file is shared by several and has no test of its own."""
+        for name in (self.file, self.algorithm.replace("-", "_")):
+            files = [f"tests/algorithms/test_{name}.py", f"tests/algorithms/test_{name}_edges.py"]
+            if found := [file for file in files if (ROOT / file).exists()]:
+                return " ".join(found)
+        raise ValueError(f"{self.algorithm} has no tests/algorithms/test_{self.file}.py")
 
 
 def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation]:
@@ -185,6 +189,9 @@ MUTATIONS: list[Mutation] = [
         ("base: what was sent", '{"head": head}, {"base": base}', '{"head": head}, {"base": sent["base"]}'),
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
         ("head: frozen", 'return {"head": head}, {"base": base}', 'return {"head": own["head"]}, {"base": base}'),
+    ),
+    *_of(
+        "fedper", "heads",
         ("head: everything but the head", "if self.head_names else own", "if self.head_names else not own"),
         ("head: counted from the front", "last_layers(job.layers, self.head)",
          "last_layers(job.layers[::-1], self.head)[::-1]"),
@@ -195,12 +202,36 @@ MUTATIONS: list[Mutation] = [
          "queues[mine].pop(0) for _, mine in sorted(self.sizes, key=lambda piece: piece[1])"),
     ),
     *_of(
+        "fedrep", "fedrep",
+        ("head: frozen", 'return {"head": carry["head"]}', 'return {"head": own["head"]}'),
+        ("order: the body first", "ctx.step < self.head_steps", "ctx.step >= self.head_steps"),
+        ("head: a step too few", "ctx.step < self.head_steps", "ctx.step < self.head_steps - 1"),
+        ("body: trained under the old head", '"body", carry, grad, ctx)', '"body", carry | {"head": 0 * carry["head"]}, '
+         "grad, ctx)"),
+        ("weights: always equal", "Mean(weights=self.weights,", "Mean("),
+    ),
+    *_of(
+        "fedrep", "heads",
+        ("step: the other part", "[at]\n        factors", "[not at]\n        factors"),
+        ("rates: the other part's", "self._pieces.split(ctx.factors)[at]", "self._pieces.split(ctx.factors)[not at]"),
+        ("head: may be the whole model", "parts != {True}", "True"),
+    ),
+    *_of(
         "fedbn", "fedbn",
         ("base: sign flipped", 'return {"norms": norms}, {"base": base}', 'return {"norms": norms}, {"base": -base}'),
         ("norms: frozen", 'return {"norms": norms}', 'return {"norms": own["norms"]}'),
         ("norms: everything else is kept", "own = [bool(re.search", "own = [not bool(re.search"),
         ("norms: all, where batch is asked for", 'if self.norms == "batch" else "Norm"\n', 'if False else "Norm"\n'),
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
+    ),
+    *_of(
+        "moon", "moon",
+        ("contrast: sign flipped", "(negative - positive)", "(positive - negative)"),
+        ("contrast: dropped", "return self.mu * F", "return 0 * F"),
+        ("temperature: dropped", "/ self.temperature)", ")"),
+        ("previous model: the one that was sent", '"previous": own["theta"]', '"previous": sent["theta"]'),
+        ("global features: of the model itself", 'grad.features(sent["theta"])', 'grad.features(carry["theta"])'),
+        ("loss: the contrast alone", "added_to_loss: ClassVar[bool] = True", "added_to_loss: ClassVar[bool] = False"),
     ),
     *_of(
         "fedamp", "fedamp",

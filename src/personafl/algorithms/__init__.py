@@ -18,14 +18,18 @@ from personafl.algorithms.base import (
     Uplink,
     Uploads,
 )
+from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
+from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fedrep import FedRep
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -55,9 +59,13 @@ ALGORITHMS = Registry(
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedEM,
+        FedRep,
         FedBN,
+        MOON,
         FedAMP,
         HeurFedAMP,
+        CFL,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -69,6 +77,8 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "CFL",
+    "MOON",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -83,9 +93,11 @@ __all__ = [
     "FedAvgM",
     "FedBN",
     "FedDyn",
+    "FedEM",
     "FedPer",
     "FedProx",
     "FedProxFT",
+    "FedRep",
     "FedYogi",
     "Gradient",
     "HeurFedAMP",
