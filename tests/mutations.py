@@ -148,6 +148,16 @@ MUTATIONS: list[Mutation] = [
         ("v: that of adam", "square * torch.sign(v - square)", "(v - square)"),
     ),
     *_of(
+        "feddyn", "feddyn",
+        ("tilt: sign flipped", '- carry["g"]', '+ carry["g"]'),
+        ("tilt: dropped", ' - carry["g"]', ""),
+        ("proximal term: dropped", ', proximal=(self.alpha, sent["theta"])', ""),
+        ("g_i: frozen", '{"g": own["g"] - self.alpha * (theta - sent["theta"]), ', '{"g": own["g"], '),
+        ("g_i: sign flipped", 'own["g"] - self.alpha', 'own["g"] + self.alpha'),
+        ("h: over the cohort, not over all", "self.alpha * share * (mean", "self.alpha * (mean"),
+        ("w: h dropped", "mean - h / self.alpha", "mean"),
+    ),
+    *_of(
         "apfl", "apfl",
         ("gradient at v̄: taken at v", "grad(torch.lerp(w, v, alpha))", "grad(v)"),
         ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),

@@ -23,6 +23,7 @@ from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedpac import FedPAC
@@ -54,6 +55,7 @@ ALGORITHMS = Registry(
         FedAdagrad,
         FedAdam,
         FedYogi,
+        FedDyn,
         APFL,
         Ditto,
         PFedMe,
@@ -94,6 +96,7 @@ __all__ = [
     "FedAvgFT",
     "FedAvgM",
     "FedBN",
+    "FedDyn",
     "FedEM",
     "FedPAC",
     "FedPer",
