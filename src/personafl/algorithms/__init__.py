@@ -21,10 +21,13 @@ from personafl.algorithms.base import (
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
+from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -50,6 +53,9 @@ ALGORITHMS = Registry(
         PerFedAvg,
         FedPer,
         FedRep,
+        FedBABU,
+        LGFedAvg,
+        FedRoD,
         FedBN,
         FedAMP,
         HeurFedAMP,
@@ -73,14 +79,17 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
     "FedBN",
     "FedPer",
     "FedProx",
     "FedProxFT",
     "FedRep",
+    "FedRoD",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
+    "LGFedAvg",
     "Mean",
     "PFedMe",
     "PerFedAvg",
