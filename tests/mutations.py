@@ -207,6 +207,17 @@ MUTATIONS: list[Mutation] = [
         ("weights by samples: dropped", "Mean(weights=self.weights,", "Mean("),
     ),
     *_of(
+        "fedala", "fedala",
+        ("weights: sign flipped", '(carry["W"] - self.weight_lr', '(carry["W"] + self.weight_lr'),
+        ("weights: not clipped", ".clamp(0.0, 1.0)", ""),
+        ("weights: frozen", '"W": torch.where(weighing, W, carry["W"])', '"W": carry["W"]'),
+        ("mixture: the wrong way round", "mine + (received - mine) * W", "received + (mine - received) * W"),
+        ("mixture: forgotten in the next round", '"W": carry["W"], "rounds"', '"W": own["W"], "rounds"'),
+        ("start: one phase only", 'torch.where(own["rounds"] > 1, self.weight_steps', "torch.where("
+         'own["rounds"] > 9, self.weight_steps'),
+        ("optimizer: does not wait", "mixed = {**waiting,", "mixed = {**trained,"),
+    ),
+    *_of(
         "fedbn", "fedbn",
         ("base: sign flipped", 'return {"norms": norms}, {"base": base}', 'return {"norms": norms}, {"base": -base}'),
         ("norms: frozen", 'return {"norms": norms}', 'return {"norms": own["norms"]}'),

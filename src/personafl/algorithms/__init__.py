@@ -19,6 +19,7 @@ from personafl.algorithms.base import (
     Uploads,
 )
 from personafl.algorithms.ditto import Ditto
+from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbabu import FedBABU
@@ -56,6 +57,7 @@ ALGORITHMS = Registry(
         FedBABU,
         LGFedAvg,
         FedRoD,
+        FedALA,
         FedBN,
         FedAMP,
         HeurFedAMP,
@@ -76,6 +78,7 @@ __all__ = [
     "Context",
     "Ditto",
     "Each",
+    "FedALA",
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
