@@ -62,7 +62,9 @@ def test_a_client_that_was_never_active_fine_tunes_too_and_only_bodies_travel(tm
     run = trained(FedBABU(fine_tune_steps=1), tmp_path, rounds=1, clients=6, activity=0.2)
     idle = run.active == 0
     assert idle.sum() == 5
-    now = dict(zip(PARAMETERS, torch.split(run.algorithm.global_model(run.server), list(PARAMETERS.values())), strict=True))
+    now = dict(
+        zip(PARAMETERS, torch.split(run.algorithm.global_model(run.server), list(PARAMETERS.values())), strict=True)
+    )
     shaped = {name: value.double().view_as(initial()[name]) for name, value in now.items()}
     for m in np.flatnonzero(idle)[:3]:
         tuned = vector(descended(shaped, int(m), PARAMETERS, 1))

@@ -4,7 +4,18 @@ import torch
 
 from personafl.algorithms import FedAvg, FedPer, Separate, Uploads
 from personafl.errors import ConfigError
-from tests.oracles.parts import EVERYTHING, PARAMETERS, descended, initial, mean, model, personal, start, trained, vector
+from tests.oracles.parts import (
+    EVERYTHING,
+    PARAMETERS,
+    descended,
+    initial,
+    mean,
+    model,
+    personal,
+    start,
+    trained,
+    vector,
+)
 
 
 def oracle(head: set[str], rounds: int, weighted: bool) -> list[dict[str, torch.Tensor]]:

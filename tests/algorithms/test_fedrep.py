@@ -15,8 +15,22 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner
 from tests.oracles.parts import (
-    BODY, EVERYTHING, HEAD, HEAD_SIZE, LR, STEPS, data, descended, initial, mean, model, personal, start, trained,
-    vector, vectors,
+    BODY,
+    EVERYTHING,
+    HEAD,
+    HEAD_SIZE,
+    LR,
+    STEPS,
+    data,
+    descended,
+    initial,
+    mean,
+    model,
+    personal,
+    start,
+    trained,
+    vector,
+    vectors,
 )  # fmt: skip
 
 
@@ -138,7 +152,10 @@ def test_a_client_that_was_never_active_has_the_current_body_and_the_first_head(
     [
         ({"head": 3}, r"algorithm\.head = 3: must be fewer layers for fedrep: the head would be the whole model"),
         ({"head": 0}, r"algorithm\.head = 0: must be at least 1 for fedrep"),
-        ({"head_names": ("0", "2", "4")}, r"algorithm\.head_names = \('0', '2', '4'\): must be fewer layers for fedrep"),
+        (
+            {"head_names": ("0", "2", "4")},
+            r"algorithm\.head_names = \('0', '2', '4'\): must be fewer layers for fedrep",
+        ),
         ({"head_steps": -1}, r"algorithm\.head_steps = -1: must be at least 0"),
         ({"body_steps": 0}, r"algorithm\.body_steps = 0: must be at least 1, or left out"),
     ],

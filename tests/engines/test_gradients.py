@@ -27,6 +27,7 @@ PER_STEP = {
     **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala"), 1),
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), 1),
 }
 
 
@@ -50,7 +51,14 @@ def made(name: str) -> Algorithm:
 def before_evaluation(name: str, samples: np.ndarray) -> np.ndarray:
     """Fine-tuning takes 8 steps, Per-FedAvg's adaptation one, PersFL 3 epochs for each of 4 students."""
     epoch = -(-samples // BATCH)
-    taken = {"fedavg-ft": 8, "fedprox-ft": 8, "fedbabu": 8, "perfedavg": 1, "persfl": 12 * epoch, "persfl-gd": 12 * epoch}
+    taken = {
+        "fedavg-ft": 8,
+        "fedprox-ft": 8,
+        "fedbabu": 8,
+        "perfedavg": 1,
+        "persfl": 12 * epoch,
+        "persfl-gd": 12 * epoch,
+    }
     return taken.get(name, 0) + np.zeros_like(samples)
 
 

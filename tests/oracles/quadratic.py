@@ -107,3 +107,17 @@ def fixed_point(linear: Callable[[Array], Array], d: int) -> Array:
     shift = linear(np.zeros(d))
     matrix = np.stack([linear(column) - shift for column in np.eye(d)], axis=1)
     return np.linalg.solve(np.eye(d) - matrix, shift)
+
+
+def clustered(centres: Array, members: Array, spread: float = 0.0, seed: int = 0) -> Quadratics:
+    """Clients in groups: client m's optimum is `centres[members[m]]`, or within `spread` of it."""
+    draw = np.random.default_rng(seed)
+    optima = np.asarray(centres, float)[members] + spread * draw.standard_normal((len(members), len(centres[0])))
+    sizes, data, hessians = draw.integers(8, 20, len(members)), {}, []
+    for m, z in enumerate(optima):
+        x = draw.standard_normal((sizes[m], len(z))).astype(np.float32)
+        pair = x, (x @ z).astype(np.float32)
+        data[f"client-{m}"] = {"train": pair, "test": pair}
+        exact = x.astype(np.float64)
+        hessians.append(2 * exact.T @ exact / len(x))
+    return Quadratics(np.array(hessians), optima, sizes.astype(float), Federation.from_clients(data))

@@ -18,17 +18,21 @@ from personafl.algorithms.base import (
     Uplink,
     Uploads,
 )
+from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
 from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -48,19 +52,26 @@ ALGORITHMS = Registry(
         FedProx,
         FedProxFT,
         SCAFFOLD,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
         APFL,
         Ditto,
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedEM,
         FedRep,
         FedBABU,
         LGFedAvg,
         FedRoD,
         FedALA,
         FedBN,
+        MOON,
         FedAMP,
         HeurFedAMP,
+        CFL,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -72,6 +83,8 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "CFL",
+    "MOON",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -80,15 +93,20 @@ __all__ = [
     "Each",
     "FedALA",
     "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
+    "FedAvgM",
     "FedBN",
+    "FedEM",
     "FedPer",
     "FedProx",
     "FedProxFT",
     "FedRep",
     "FedRoD",
+    "FedYogi",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",

@@ -28,6 +28,8 @@ class ZeroSamples:
         return {name: torch.zeros(()) for name in ("loss", "correct")}
 
     def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        if getattr(function, "uses_features", False):
+            extra["features"] = torch.zeros(1, 1)
         value: Tensor = function(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), **extra)
         return value[0]
 
@@ -46,6 +48,8 @@ class ZeroGradient:
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         return torch.zeros(1, 1)
+
+    features = predict
 
 
 def first_step(algorithm: Algorithm, local: Local, own: State, sent: State) -> tuple[State, int]:
