@@ -9,8 +9,20 @@ from torch import nn
 from personafl.algorithms import FedALA, FedAvg
 from personafl.errors import ConfigError
 from tests.oracles.parts import (
-    HEAD, PARAMETERS, data, descended, gradient, initial, mean, model, personal, start, trained, vector, vectors,
-)  # fmt: skip
+    HEAD,
+    PARAMETERS,
+    data,
+    descended,
+    gradient,
+    initial,
+    mean,
+    model,
+    personal,
+    start,
+    trained,
+    vector,
+    vectors,
+)
 from tests.oracles.quadratic import personal as linear_models
 from tests.oracles.quadratic import quadratics, states, train
 

@@ -16,8 +16,20 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner
 from tests.oracles.parts import (
-    HEAD_SIZE, LR, SIZES, STEPS, data, initial, mean, model, personal, start, trained, vector, vectors,
-)  # fmt: skip
+    HEAD_SIZE,
+    LR,
+    SIZES,
+    STEPS,
+    data,
+    initial,
+    mean,
+    model,
+    personal,
+    start,
+    trained,
+    vector,
+    vectors,
+)
 
 
 def oracle(gamma: float, weighted: bool, rounds: int = 3) -> tuple[dict, np.ndarray]:

@@ -6,8 +6,19 @@ import pytest
 from personafl.algorithms import FedPer, LGFedAvg, Separate
 from personafl.errors import ConfigError
 from tests.oracles.parts import (
-    BODY, EVERYTHING, HEAD, HEAD_SIZE, descended, initial, mean, personal, start, trained, vector, vectors,
-)  # fmt: skip
+    BODY,
+    EVERYTHING,
+    HEAD,
+    HEAD_SIZE,
+    descended,
+    initial,
+    mean,
+    personal,
+    start,
+    trained,
+    vector,
+    vectors,
+)
 
 
 def oracle(weighted: bool, rounds: int = 3) -> np.ndarray:
