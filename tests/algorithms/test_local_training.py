@@ -22,7 +22,7 @@ from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner
-from tests.archetypes import FOR_ANY_MODEL, SHORT_GRID
+from tests.archetypes import FOR_TWO_LAYERS, SHORT_GRID
 from tests.oracles.quadratic import personal, quadratics, server, states, train
 
 LR, ROUNDS = 0.02, 3
@@ -170,7 +170,7 @@ REFUSED = {
 WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate"}
 
 
-@pytest.mark.parametrize("algorithm", FOR_ANY_MODEL)
+@pytest.mark.parametrize("algorithm", FOR_TWO_LAYERS)
 def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_path, algorithm):
     settings = SHORT_GRID if algorithm.startswith("persfl") else {}
     plain = runner(ALGORITHMS[algorithm](**settings), Local(lr=LR, steps=3), tmp_path)
@@ -185,7 +185,9 @@ def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_pat
         run = runner(ALGORITHMS[algorithm](**settings), local, tmp_path)
         run.step()
         same = {n: torch.equal(v, run.server[n]) for n, v in plain.server.items() if n not in ("round", "clients")}
-        assert algorithm == "separate" or not any(same[n] for n in ("theta", "base", "models") if n in same), name
+        assert algorithm == "separate" or not any(same[n] for n in ("theta", "base", "body", "models") if n in same), (
+            name
+        )
         run._evaluate(last=True)
 
 

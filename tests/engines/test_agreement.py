@@ -16,7 +16,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
-from tests.archetypes import FOR_ANY_MODEL, SHORT_GRID
+from tests.archetypes import FOR_TWO_LAYERS, SHORT_GRID
 
 MODELS = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
@@ -53,12 +53,13 @@ SHORT = {
     "selffl-aug": {"extra_steps": 12},
     "fedavg-ft": {"fine_tune_steps": 5},
     "fedprox-ft": {"fine_tune_steps": 5},
+    "fedbabu": {"fine_tune_steps": 5},
 }
 """Fewer steps where a client takes the same ones again and again."""
 
 
 def model_for(algorithm: str) -> str:
-    return "mlp" if algorithm in FOR_ANY_MODEL else "cnn with batch norm"
+    return "mlp" if algorithm in FOR_TWO_LAYERS else "cnn with batch norm"
 
 
 def federation(clients: int = 7) -> Federation:
