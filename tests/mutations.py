@@ -326,6 +326,18 @@ MUTATIONS: list[Mutation] = [
          "models = models.clone()"),
     ),
     *_of(
+        "cfl", "cfl",
+        ("split: those that are alike are parted", "squareform(1 - cosines", "squareform(1 + cosines"),
+        ("split: before the mean is stationary", "mean.norm() >= eps1 or ", ""),
+        ("split: where nobody wants to go on", " or lengths.max() <= eps2", ""),
+        ("split: whatever the angles", "> self.gamma else None", "> 0 * self.gamma else None"),
+        ("linkage: complete for single", "self.linkage)", '"complete")'),
+        ("parts: both get the mean of all", "_mean(y[part], weights[part])", "_mean(y, weights)"),
+        ("weights by samples: dropped", 'uploads.samples.double() if self.weights == "samples" else', ""),
+        ("who comes late: to those unlike it", "0 if best[0] >= best[1] else 1", "1 if best[0] >= best[1] else 0"),
+        ("newcomer: the first cluster's model", "if upload else 0", "if False else 0"),
+    ),
+    *_of(
         "persfl", "persfl",
         ("teacher: the worst round", '= ctx.validation(candidate)["loss"]', '= -ctx.validation(candidate)["loss"]'),
         ("teacher: frozen", '"teacher": torch.where(better, candidate, kept["teacher"])', '"teacher": kept["teacher"]'),

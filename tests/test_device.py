@@ -16,7 +16,7 @@ from personafl.settings import Local
 from tests.archetypes import FOR_TWO_LAYERS
 
 CLIENTS, SAMPLES = 3, 4
-BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
+BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),

@@ -30,6 +30,7 @@ PER_STEP = {
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),
+    "cfl": 1,
 }
 
 

@@ -472,6 +472,8 @@ def test_whose_server_needs_more_than_sums():
     for name, kind in ALGORITHMS.items():
         if name.startswith("persfl") or name == "separate" or name not in FOR_ANY_MODEL:
             continue
+        if name == "cfl":  # whose server needs each answer only in a round that splits a cluster
+            continue
         algorithm = FedPer(head=0) if name == "fedper" else kind()
         clients = clients_of(algorithm, None, problem=quadratics(clients=2, alike=False))
         uploads, _ = answers(clients)
