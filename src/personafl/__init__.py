@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.version import __version__
 
 if TYPE_CHECKING:
-    from personafl import data, metrics, tasks
+    from personafl import data, metrics, pretrained, tasks
     from personafl.algorithms import (
         ALGORITHMS,
         APFL,
@@ -83,6 +83,7 @@ _MODULES = {
     "data": "personafl.data",
     "metrics": "personafl.metrics",
     "partition": "personafl.data.partitions",
+    "pretrained": "personafl.pretrained",
     "tasks": "personafl.tasks",
 }
 
@@ -118,5 +119,6 @@ __all__ = [
     "Gradient", "HeurFedAMP", "JobInfo", "Listener", "Local", "MLflow", "Mean", "Metric", "PFedMe", "PerFedAvg",
     "PersFL", "PersFLGD", "PersonaflError", "Privacy", "Program", "RaySettings", "Run", "Schedule", "SelfFL",
     "SelfFLAug", "Sent", "Separate", "State", "Task", "TensorBoard", "Uplink", "Uploads", "__version__", "compare",
-    "data", "explain", "load", "load_run", "metrics", "partition", "tasks", "train",
+    "data", "explain", "load", "load_run", "metrics", "partition", "pretrained", "tasks",
+    "train",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.errors import ConfigError, DataError
-from personafl.federation import datasets, folders, tabular
+from personafl.federation import backbones, datasets, folders, tabular
 from personafl.federation.arrays import (
     SPLITS,
     Array,
@@ -56,6 +56,7 @@ from personafl.federation.tabular_files import open_table
 from personafl.federation.tabular_inputs import Choice
 from personafl.federation.tabular_roles import Columns
 from personafl.inputs import Inputs, as_state, some
+from personafl.pretrained.backbone import Backbone, Raw
 from personafl.streams import name_key
 
 DEFAULT_SPLITS = (0.7, 0.1, 0.2)
@@ -93,6 +94,8 @@ class Federation:
         `embedding`, x are numbers of its rows.
     class_names : tuple of str, optional
         The names of the classes.
+    raw : Raw, optional
+        What the samples were before they went `through` a backbone, whose features x are then.
 
     Examples
     --------
@@ -112,6 +115,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
+    raw: Raw | None = None
     # A saved federation was scanned for NaN before it was written; scanning again would read all of x.
     scanned: InitVar[bool] = False
 
@@ -194,7 +198,14 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of everything that training can see; equal for equal data on every machine."""
+        """A SHA-256 of everything that training can see; equal for equal data on every machine.
+
+        Features that a backbone made count by what they were made of: their last bits depend on the machine.
+        """
+        if self.raw is not None:
+            return folders.digest(
+                folders.constants_of(self), [self.raw.fingerprint, *self.raw.backbone.key, sorted(self.constants)]
+            )
         inputs = sorted(as_state(self.x).items())
         arrays = [*(value.numpy() for _, value in inputs), self.y.numpy(), self.bounds, *folders.constants_of(self)]
         labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
@@ -606,6 +617,46 @@ class Federation:
         (tensor([-1., 1., 2.]), tensor([2.]))
         """
         return standardized(self)
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """What the samples went `through`, where they did."""
+        return None if self.raw is None else self.raw.backbone
+
+    def through(
+        self,
+        backbone: torch.nn.Module,
+        *,
+        batch_size: int = 64,
+        device: str = "cpu",
+        progress: bool = True,
+        cache: bool = True,
+    ) -> "Federation":
+        """This federation with the features that a frozen backbone makes of its samples.
+
+        Each sample is computed once, in one pass with a progress bar. The features are kept in the cache under the hash
+        of data and weights, memory-mapped, and found there the next time. What is trained on them is a head; models
+        that a run hands out are backbone and head in one, see docs/pretrained.md.
+
+        Parameters
+        ----------
+        backbone
+            A `pf.pretrained.Backbone`, as `pf.pretrained.load` gives it; or any module, which is put into `eval()`.
+        batch_size, device
+            Of the pass.
+        progress
+            Show a progress bar on a terminal.
+        cache
+            Whether to keep the features on the disk; else they are in memory.
+
+        Examples
+        --------
+        >>> fed = Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1])})
+        >>> features = fed.through(torch.nn.Linear(1, 5), cache=False)
+        >>> features.x.shape, features.backbone.name
+        (torch.Size([2, 5]), 'Linear')
+        """
+        return backbones.through(self, backbone, batch_size, device, progress, cache)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the federation to a new folder, whole or not at all; `load` reads it back."""
