@@ -64,7 +64,12 @@ class BackboneSettings:
         check("backbone.module", self.module, self.kind in (None, "module") or self.module is None, "of kind 'module'")
 
     def load(self) -> Backbone:
-        """The backbone, its weights compared with the hash."""
+        """The backbone, its weights compared with the hash. A path that is not there is never asked of the hub."""
+        if self.path is not None and not Path(self.path).expanduser().exists():
+            raise ConfigError(
+                f"backbone.path = {self.path!r}: there is no such file or folder; a relative path starts at the working "
+                "directory; for the Hugging Face hub give name alone"
+            )
         return load(
             self.path or str(self.name),
             kind=self.kind,
@@ -103,7 +108,7 @@ def load(
         Of the hub: a branch, tag or commit.
     """
     file = Path(path).expanduser()
-    kind = kind or ("module" if module is not None else "onnx" if file.suffix == ".onnx" else "transformers")
+    kind = kind or _kind_of(file, module)
     if kind == "transformers":
         from personafl.pretrained.huggingface import hub_folder, read_model, read_tokenizer, weights_hash
 
@@ -125,6 +130,14 @@ def load(
     )
 
 
+def _kind_of(file: Path, module: nn.Module | None) -> Kind:
+    if module is not None:
+        return "module"
+    if file.suffix == ".onnx":
+        return "onnx"
+    return "module" if file.is_file() else "transformers"
+
+
 def _check_hash(found: str, wanted: str | None, where: Path) -> None:
     if wanted is not None and found != wanted:
         raise ConfigError(f"{where} has the SHA-256 {found}, and {wanted} is wanted: these are other weights")
@@ -139,7 +152,7 @@ def _read_onnx(file: Path) -> nn.Module:
 def _with_state(module: nn.Module | None, file: Path) -> nn.Module:
     """A module with the weights of a file."""
     if module is None:
-        raise ConfigError(f"{file} holds weights and no model: give module, what they belong to")
+        raise ConfigError(f"{file} holds weights and no model: give what they belong to, load({str(file)!r}, module=…)")
     try:
         state: Any = load_file(file) if file.suffix == ".safetensors" else _read_state(file)
     except (OSError, SafetensorError) as error:
