@@ -40,6 +40,15 @@ def through(fed: Fed, given: nn.Module, batch_size: int, device: str, progress: 
     return made
 
 
+def features_alone(fed: Fed) -> Fed:
+    """The same features without what they were made of; a note says what it was."""
+    changed: Any = fed
+    known = changed.raw.backbone
+    note = f"samples are features of the backbone {known.name} (SHA-256 {known.sha256}), and models take such features"
+    alone: Fed = replace(changed, raw=None, notes=(*fed.notes, note), scanned=True)
+    return alone
+
+
 def _finite(fed: Stored, backbone: Backbone, rows: Iterator[Array]) -> Iterator[Array]:
     """The same rows; NaN is an error that says whose sample it is."""
     start = 0

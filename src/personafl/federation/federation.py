@@ -659,8 +659,11 @@ class Federation:
         return backbones.through(self, backbone, batch_size, device, progress, cache)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the federation to a new folder, whole or not at all; `load` reads it back."""
-        folders.save(self, Path(path))
+        """Write the federation to a new folder, whole or not at all; `load` reads it back.
+
+        Of features that a backbone made, the features are written, with a note that says so.
+        """
+        folders.save(self if self.raw is None else backbones.features_alone(self), Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Federation":

@@ -67,8 +67,8 @@ class BackboneSettings:
         """The backbone, its weights compared with the hash. A path that is not there is never asked of the hub."""
         if self.path is not None and not Path(self.path).expanduser().exists():
             raise ConfigError(
-                f"backbone.path = {self.path!r}: there is no such file or folder; a relative path starts at the working "
-                "directory; for the Hugging Face hub give name alone"
+                f"backbone.path = {self.path!r}: there is no such file or folder; a relative path starts at the "
+                "working directory; for the Hugging Face hub give name alone"
             )
         return load(
             self.path or str(self.name),

@@ -47,6 +47,8 @@ def run_backbone(path: Path, manifest: Mapping[str, Any], given: nn.Module | str
         if backbone.table()[key] != table[key]:
             here = backbone.table()[key]
             raise ModelError(f"{path} was trained on features with {key} = {table[key]!r}, this backbone has {here!r}")
+    if "raw" not in manifest["resolved"]:  # of a real federation, whose samples only its sites know
+        return backbone
     shape = tuple(backbone.features(example_of(manifest["resolved"]["raw"])).shape[1:])
     wanted = read_shape(manifest["resolved"]["input_shape"])
     if shape != wanted:
@@ -58,7 +60,7 @@ def run_backbone(path: Path, manifest: Mapping[str, Any], given: nn.Module | str
 
 def _found(path: Path, manifest: Mapping[str, Any], given: str | Path | None) -> Any:
     """A backbone from its file: where the user says, or where it was. The hub is asked for nothing a folder says."""
-    table, raw = manifest["backbone"], manifest["resolved"]["raw"]
+    table, raw = manifest["backbone"], manifest["resolved"].get("raw", {})
     give = f"give it, load_run({str(path)!r}, backbone=…) in Python, --backbone PATH on the command line"
     where = given or raw.get("path")
     what = f"{path} was trained on features of {table['name']} (SHA-256 {table['sha256'][:12]}…)"
@@ -90,7 +92,7 @@ def with_tokens(x: Any, raw: RawData, backbone: Callable[[], Backbone]) -> Any:
     """Texts as the tokens that the run's backbone reads; anything else as it is."""
     if not are_texts(x):
         return x
-    shapes = read_shape(raw.resolved["input_shape"])
+    shapes = read_shape(raw.resolved.get("input_shape", ()))
     length = shapes["input_ids"][0] if isinstance(shapes, dict) and "input_ids" in shapes else None
     return backbone().tokenize(x, length)
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.extras import trained_task
 from personafl.engines.loop import LoopEngine
-from personafl.errors import ConfigError, DataError, RunError
+from personafl.errors import ConfigError, DataError, ModelError, RunError
 from personafl.federation import Federation
 from personafl.federation.scaling import standardized_as
 from personafl.files import write_atomically
-from personafl.inputs import Inputs, read_shape
+from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
 from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
@@ -253,8 +253,14 @@ class Run:
             return newcomer_federation(data, self.algorithm, resolved, self.constants)
         raw = self.pretrained
         brought = {client: pairs_with_tokens(each, raw, lambda: self.backbone) for client, each in data.items()}
-        made = newcomer_federation(brought, self.algorithm, resolved | raw.resolved, raw.constants)
-        return standardized_as(made.through(self.backbone, cache=False, progress=False), self.constants)
+        # Nobody but the sites of a real federation knows what its samples are: there any shape is taken.
+        asked = {key: value for key, value in resolved.items() if key != "input_shape"} | raw.resolved
+        made = newcomer_federation(brought, self.algorithm, asked, raw.constants)
+        made = made.through(self.backbone, cache=False, progress=False)
+        if shape_of(made.x) != read_shape(resolved["input_shape"]):
+            found, wanted = shape_text(shape_of(made.x)), shape_text(read_shape(resolved["input_shape"]))
+            raise ModelError(f"backbone {self.backbone.name} gives features of shape {found}, the model wants {wanted}")
+        return standardized_as(made, self.constants)
 
     def personalize_all(self, federation: Federation) -> Tensor:
         """As `personalize`, for all newcomers of a federation: a vector for each, as `Task.module` takes it."""
@@ -321,7 +327,7 @@ class Run:
         if "backbone" not in self.manifest:
             return None
         constants = {n.removeprefix(RAW): value for n, value in self._tables().items() if n.startswith(RAW)}
-        return RawData(self.manifest["resolved"]["raw"], constants)
+        return RawData(self.manifest["resolved"].get("raw", {}), constants)
 
     @property
     def taken(self) -> dict[str, Any]:
