@@ -6,7 +6,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,17 @@ class Config:
 
     def federation(self) -> Federation:
         """Load and divide the data that the config names; with a backbone, its features."""
-        made = build(self.data, self.partition, self.splits, self.seed, self.splitting)
+        made = build(self._data_with_tokenizer(), self.partition, self.splits, self.seed, self.splitting)
         if self.backbone is None:
             return made
         return made.through(self.backbone.load(), batch_size=self.backbone.batch_size, device=self.backbone.device)
+
+    def _data_with_tokenizer(self) -> Source | Files:
+        """Texts are read by the backbone's tokenizer where the data names none."""
+        data = self.data
+        if not isinstance(data, Files) or data.text is None or data.tokenizer is not None or self.backbone is None:
+            return data
+        return replace(data, tokenizer=self.backbone.path)
 
     def tables(self) -> dict[str, Any]:
         """The config as TOML tables, with every default written out."""

@@ -12,7 +12,7 @@ from torch import nn
 
 import personafl as pf
 from personafl.config import parse
-from personafl.errors import ConfigError, ModelError
+from personafl.errors import ConfigError, DataError, ModelError
 from personafl.pretrained import Backbone, load, tokenized
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "day", "night"]
@@ -85,6 +85,37 @@ def test_texts_become_tokens_once_and_newcomers_bring_texts(bert, tmp_path):
     torch.testing.assert_close(a, b)
     with pytest.raises(ConfigError, match="backbone Linear has no tokenizer"):
         Backbone(nn.Linear(1, 1)).tokenize(["day"])
+
+
+def test_a_column_of_texts_becomes_tokens(bert, tmp_path):
+    rows = {
+        "who": ["ann", "ann", "bob", "bob"] * 3,
+        "said": ["good day", "bad night night day"] * 6,
+        "mood": [1, 0] * 6,
+    }
+    file = tmp_path / "said.csv"
+    lines = ["who,said,mood", *(",".join(map(str, row)) for row in zip(*rows.values(), strict=True))]
+    file.write_text("\n".join(lines))
+    fed = pf.Federation.from_table(rows, client="who", label="mood", text="said", tokenizer=load(bert))
+    long = fed.y == 0
+    assert fed.x["input_ids"][long][0].tolist() == [2, 5, 7, 7, 6, 3]
+    assert fed.x["input_ids"][~long][0].tolist() == [2, 4, 6, 3, 0, 0]
+    assert fed.x["attention_mask"][~long][0].tolist() == [1, 1, 1, 1, 0, 0]
+    data = {"name": "files", "path": str(file), "client": "who", "label": "mood", "text": "said"}
+    config = parse({"data": data, "backbone": {"path": str(bert), "batch_size": 5}})
+    found = config.federation()
+    states = hidden_states(bert, fed.x["input_ids"], fed.x["attention_mask"].long())
+    real = fed.x["attention_mask"].unsqueeze(-1)
+    torch.testing.assert_close(found.x, (states * real).sum(1) / real.sum(1))
+    cut = pf.Federation.from_table(rows, client="who", label="mood", text="said", tokenizer=load(bert), length=4)
+    assert cut.x["input_ids"].shape == (12, 4)
+    with pytest.raises(DataError, match=r"has no column 'sayd' \(text\)"):
+        pf.Federation.from_table(rows, client="who", label="mood", text="sayd", tokenizer=load(bert))
+    with pytest.raises(DataError, match="column 'said' has no value in row 3"):
+        gap = rows | {"said": ["a", "b", None] + ["c"] * 9}
+        pf.Federation.from_table(gap, client="who", label="mood", text="said", tokenizer=load(bert))
+    with pytest.raises(ConfigError, match="data files: tokenizer is missing"):
+        parse({"data": data}).federation()
 
 
 def test_a_folder_that_cannot_be_read_is_one_line(bert, tmp_path, monkeypatch):

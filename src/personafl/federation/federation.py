@@ -55,6 +55,7 @@ from personafl.federation.splits import (
 from personafl.federation.tabular_files import open_table
 from personafl.federation.tabular_inputs import Choice
 from personafl.federation.tabular_roles import Columns
+from personafl.federation.text_columns import text_features, tokenizer_of, with_tokens
 from personafl.inputs import Inputs, as_state, some
 from personafl.pretrained.backbone import Backbone, Raw
 from personafl.streams import name_key
@@ -446,6 +447,8 @@ class Federation:
         client: str | None = None,
         partition: Partition | None = None,
         features: str | Sequence[str] | Choice | None = None,
+        text: str | None = None,
+        tokenizer: Backbone | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         split: str | None = None,
@@ -484,6 +487,9 @@ class Federation:
             inputs, {"numbers": ["age", "dose"], "categories": ["ward"], "ids": "tokens"}: numbers are float32
             (N, d), categories int64 (N, d), the place of a value among all values of its column, and a name alone is
             a column as it is, where lists of unequal length are padded as in `from_arrays`.
+        text, tokenizer : optional
+            A column of texts, and a backbone that has a tokenizer (`pf.pretrained.load`): the texts become the inputs
+            `input_ids` and `attention_mask`, of `length` tokens at the most; other features are then a mapping.
         categorical : sequence of str
             Columns of text that come after them: a feature for each value, 1 where the row has it and else 0. With a
             mapping: columns that are categories though they hold whole numbers; text is a category anyway.
@@ -510,8 +516,11 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
+        opened = open_table(table)
+        if text is not None:
+            opened, features = with_tokens(opened, text, tokenizer_of(tokenizer), length), text_features(features)
         columns = Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
-        rows = tabular.read_rows([open_table(table)], columns)
+        rows = tabular.read_rows([opened], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
         return made

@@ -53,13 +53,23 @@ def token_arrays(texts: Any, tokenizer: Any, length: int | None = None) -> dict[
         raise DataError(f"texts hold a {type(wrong[0]).__name__}, {str(wrong[0])[:40]!r}: give strings")
     if not listed:
         raise DataError("there are no texts to make tokens of")
-    known = int(tokenizer.model_max_length)
-    most = min(length or known, known) if known < 1_000_000 else length or _LONGEST
-    made = tokenizer(listed, padding=True, truncation=True, max_length=most, return_tensors="np")
+    made = tokenizer(listed, padding=True, truncation=True, max_length=_most(tokenizer, length), return_tensors="np")
     return {
         "input_ids": made["input_ids"].astype(np.int64),
         "attention_mask": made["attention_mask"].astype(np.uint8),
     }
+
+
+def token_lists(texts: list[str], tokenizer: Any, length: int | None = None) -> dict[str, list[list[int]]]:
+    """The tokens of some texts, each as long as it is."""
+    made = tokenizer(texts, padding=False, truncation=True, max_length=_most(tokenizer, length))
+    return {name: list(made[name]) for name in ("input_ids", "attention_mask")}
+
+
+def _most(tokenizer: Any, length: int | None) -> int:
+    """How many tokens of a text are used."""
+    known = int(tokenizer.model_max_length)
+    return min(length or known, known) if known < 1_000_000 else length or _LONGEST
 
 
 def are_texts(x: Any) -> bool:
