@@ -87,7 +87,8 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
     mine = algorithm.send(server, torch.arange(CLIENTS)).one(0)
     own = algorithm.new_client(theta0, mine)
     number = torch.tensor(3, device="meta")
-    ctx = Context(1, 0.1, Local(), number, number, number, number, lambda theta: {"loss": theta.sum()})
+    measured = lambda theta: {"loss": theta.sum()}  # noqa: E731
+    ctx = Context(1, 0.1, Local(), number, number, number, number, measured, measured)
     carry, steps = algorithm.begin(own, mine, ctx)
     carry = {key: value.clone() for key, value in carry.items()}
 
