@@ -16,8 +16,8 @@ from personafl.settings import Local
 from tests.archetypes import FOR_ANY_MODEL
 
 CLIENTS, SAMPLES = 3, 4
-BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
-"""Their servers choose rows by what is in them, which `meta` cannot."""
+BY_VALUE = {"fedbe", "fedamp", "heurfedamp", "selffl", "selffl-aug"}
+"""Their servers choose rows by what is in them, or draw by the number of the round, which `meta` cannot."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
     "logistic regression": (MCLR(), (20,)),

@@ -4,6 +4,7 @@ To add one to personafl: write its file, and name its class here. One of your ow
 name it in a config as "package.module:Name", or let your package's entry points `personafl.algorithms` name it.
 """
 
+from personafl.algorithms.afl import AFL
 from personafl.algorithms.apfl import APFL
 from personafl.algorithms.base import (
     About,
@@ -22,10 +23,12 @@ from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedbe import FedBE
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpa import FedPA
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
@@ -56,6 +59,9 @@ ALGORITHMS = Registry(
         FedYogi,
         FedDyn,
         QFFL,
+        AFL,
+        FedPA,
+        FedBE,
         APFL,
         Ditto,
         PFedMe,
@@ -77,6 +83,7 @@ ALGORITHMS = Registry(
 )
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
     "APFL",
     "CFL",
@@ -94,9 +101,11 @@ __all__ = [
     "FedAvg",
     "FedAvgFT",
     "FedAvgM",
+    "FedBE",
     "FedBN",
     "FedDyn",
     "FedEM",
+    "FedPA",
     "FedPer",
     "FedProx",
     "FedProxFT",
