@@ -158,6 +158,15 @@ MUTATIONS: list[Mutation] = [
         ("w: h dropped", "mean - h / self.alpha", "mean"),
     ),
     *_of(
+        "qffl", "qffl",
+        ("weight F^q: dropped", '{"delta": loss**self.q * u', '{"delta": u'),
+        ("weight: F^(q+1)", '{"delta": loss**self.q * u', '{"delta": loss ** (self.q + 1) * u'),
+        ("h: without ‖u‖²", "self.q * loss ** (self.q - 1) * u.square().sum() + ", ""),
+        ("h: ‖u‖ not squared", "u.square().sum()", "u.norm()"),
+        ("L: always 1/η", "1 / ctx.lr if self.lipschitz is None else self.lipschitz", "1 / ctx.lr"),
+        ("loss: after training", 'ctx.training(sent["theta"])["loss"]},', 'ctx.training(own["theta"])["loss"]},'),
+    ),
+    *_of(
         "apfl", "apfl",
         ("gradient at v̄: taken at v", "grad(torch.lerp(w, v, alpha))", "grad(v)"),
         ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),

@@ -39,6 +39,7 @@ from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
+from personafl.algorithms.qffl import QFFL
 from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
@@ -60,6 +61,7 @@ ALGORITHMS = Registry(
         FedAdam,
         FedYogi,
         FedDyn,
+        QFFL,
         APFL,
         Ditto,
         PFedMe,
@@ -91,6 +93,7 @@ __all__ = [
     "APFL",
     "CFL",
     "MOON",
+    "QFFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
