@@ -68,6 +68,15 @@ WEIGHTED = 'return {"theta": Mean(weights=self.weights, relative_to="theta")}'
 
 MUTATIONS: list[Mutation] = [
     *_of(
+        "fedem", "fedem",
+        ("E-step: shares ignored", "shares.clamp(min=torch.finfo(shares.dtype).tiny).log() - l", "0 * shares - l"),
+        ("E-step: sign of the loss", ".log() - losses(features, y)[0]", ".log() + losses(features, y)[0]"),
+        ("E-step: at the present components", "y, received, shares).detach()", "y, features, shares).detach()"),
+        ("M-step: shares stay", 'return {"shares": carry["shares"]}', 'return {"shares": own["shares"]}'),
+        ("M-step: responsibilities dropped", "(q * values)", "values"),
+        ("components: all alike", "[order].view_as", ".view_as"),
+    ),
+    *_of(
         "separate", "separate",
         ("gradient: sign flipped", '"theta", grad)', '"theta", -grad(carry["theta"]))'),
         ("gradient: dropped", '"theta", grad)', '"theta", 0 * grad(carry["theta"]))'),
@@ -137,6 +146,16 @@ MUTATIONS: list[Mutation] = [
         ("sign: flipped", "torch.sign(v - square)", "torch.sign(square - v)"),
         ("sign: dropped", " * torch.sign(v - square)", ""),
         ("v: that of adam", "square * torch.sign(v - square)", "(v - square)"),
+    ),
+    *_of(
+        "feddyn", "feddyn",
+        ("tilt: sign flipped", '- carry["g"]', '+ carry["g"]'),
+        ("tilt: dropped", ' - carry["g"]', ""),
+        ("proximal term: dropped", ', proximal=(self.alpha, sent["theta"])', ""),
+        ("g_i: frozen", '{"g": own["g"] - self.alpha * (theta - sent["theta"]), ', '{"g": own["g"], '),
+        ("g_i: sign flipped", 'own["g"] - self.alpha', 'own["g"] + self.alpha'),
+        ("h: over the cohort, not over all", "self.alpha * share * (mean", "self.alpha * (mean"),
+        ("w: h dropped", "mean - h / self.alpha", "mean"),
     ),
     *_of(
         "apfl", "apfl",
@@ -290,6 +309,26 @@ MUTATIONS: list[Mutation] = [
         ("loss: the contrast alone", "added_to_loss: ClassVar[bool] = True", "added_to_loss: ClassVar[bool] = False"),
     ),
     *_of(
+        "fedproto", "fedproto",
+        ("pull to prototypes: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
+        ("pull to prototypes: sign flipped", "Alignment(self.lam,", "Alignment(-self.lam,"),
+        ("prototypes: sums that are not divided", "new = sums / torch", "new = sums * torch"),
+        ("prototypes: forgotten", "server[\"prototypes\"])\n", "0.0)\n"),
+        ("prototypes: of the model before training", "mean(self._by_class, carry", "mean(self._by_class, own"),
+        ("weights by samples: dropped", 'weights="samples"', 'weights="equal"'),
+        ("model: frozen", 'return {"theta": carry["theta"]}, {"by', 'return {"theta": own["theta"]}, {"by'),
+    ),
+    *_of(
+        "fedpac", "fedpac",
+        ("alignment: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
+        ("alignment: of the head's steps too", "if ctx.step >= self.head_steps", "if ctx.step >= 0"),
+        ("combination: the mean of all heads", "beta / beta.sum()", "np.full(len(h), 1 / len(h))"),
+        ("combination: variance dropped", "np.diag(v) + apart", "1e-9 * np.diag(v) + apart"),
+        ("combination: bias dropped", "np.diag(v) + apart @ apart.T", "np.diag(v)"),
+        ("variance: not divided by samples", ".clamp(min=0) / ctx.samples", ".clamp(min=0) * (ctx.samples > 0)"),
+        ("heads: frozen", "heads.index_copy_", "heads.clone().index_copy_"),
+    ),
+    *_of(
         "fedamp", "fedamp",
         ("pull to u: sign flipped", 'add_(rate * sent["u"])', 'sub_(rate * sent["u"])'),
         ("pull to u: dropped", 'rate = ctx.rates * sent["pull"]', 'rate = 0 * sent["pull"]'),
@@ -313,6 +352,18 @@ MUTATIONS: list[Mutation] = [
         ("own model: among the others", "torch.where(other, scale * cosine, -torch.inf)", "scale * cosine"),
         ("models of the server: frozen", 'models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])',
          "models = models.clone()"),
+    ),
+    *_of(
+        "cfl", "cfl",
+        ("split: those that are alike are parted", "squareform(1 - cosines", "squareform(1 + cosines"),
+        ("split: before the mean is stationary", "mean.norm() >= eps1 or ", ""),
+        ("split: where nobody wants to go on", " or lengths.max() <= eps2", ""),
+        ("split: whatever the angles", "> self.gamma else None", "> 0 * self.gamma else None"),
+        ("linkage: complete for single", "self.linkage)", '"complete")'),
+        ("parts: both get the mean of all", "_mean(y[part], weights[part])", "_mean(y, weights)"),
+        ("weights by samples: dropped", 'uploads.samples.double() if self.weights == "samples" else', ""),
+        ("who comes late: to those unlike it", "0 if best[0] >= best[1] else 1", "1 if best[0] >= best[1] else 0"),
+        ("newcomer: the first cluster's model", "if upload else 0", "if False else 0"),
     ),
     *_of(
         "persfl", "persfl",

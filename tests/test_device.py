@@ -16,7 +16,7 @@ from personafl.settings import Local
 from tests.archetypes import FOR_TWO_LAYERS
 
 CLIENTS, SAMPLES = 3, 4
-BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
+BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
@@ -108,6 +108,7 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
         return theta * 2
 
     gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
+    gradient.features = lambda theta, batch=0: theta[None]
     carry = algorithm.step(carry, mine, gradient, ctx)
     kept, up = algorithm.finish(own, carry, mine, ctx)
     made = [*kept.values(), *up.values(), steps]

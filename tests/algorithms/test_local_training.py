@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, 
 
 from personafl.algorithms import ALGORITHMS, SCAFFOLD, FedAMP, FedPer, PerFedAvg, PFedMe, Separate
 from personafl.algorithms.base import Context
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.engines.base import StepBatches, Work
 from personafl.errors import ConfigError
@@ -42,7 +43,7 @@ def module() -> nn.Module:
 
 
 def runner(algorithm, local: Local, folder, engine: str = "stacked") -> Runner:
-    made = ENGINES[engine](Task(module()), federation(), local, seed=2, threads=1)
+    made = ENGINES[engine](trained_task(algorithm, Task(module())), federation(), local, seed=2, threads=1)
     return Runner(algorithm, LocalClients(made), Schedule(rounds=100, eval_every=0), RunFolder(folder), {})
 
 

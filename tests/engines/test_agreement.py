@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.engines.stacked import StackedEngine
 from personafl.federation import Federation
@@ -88,12 +89,14 @@ def run(
 ) -> Runner:
     torch.manual_seed(0)
     threads = 3 if engine == "threaded" else 1
-    made = ENGINES[engine](Task(MODELS[model]()), federation(), local, seed=5, memory=memory, threads=threads)
+    settings |= SHORT.get(algorithm, {})
+    chosen = ALGORITHMS[algorithm](**settings)
+    task = trained_task(chosen, Task(MODELS[model]()))
+    made = ENGINES[engine](task, federation(), local, seed=5, memory=memory, threads=threads)
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    settings |= SHORT.get(algorithm, {})
-    runner = Runner(ALGORITHMS[algorithm](**settings), LocalClients(made), schedule, RunFolder(folder), {})
+    runner = Runner(chosen, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(rounds):
         runner.step()
     return runner

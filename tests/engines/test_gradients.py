@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.settings import Local
 from personafl.storage.folder import RunFolder
@@ -23,11 +24,13 @@ PER_STEP = {
     "pfedme": 5,
     "perfedavg": 2,
     "apfl": 2,
+    "fedem": 1,
     **dict.fromkeys(("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "separate", "scaffold", "fedper"), 1),
     **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala", "heterofl", "lotteryfl"), 1),
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
-    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), 1),
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),
+    "cfl": 1,
 }
 
 
@@ -65,7 +68,8 @@ def before_evaluation(name: str, samples: np.ndarray) -> np.ndarray:
 def run(engine: str, algorithm: Algorithm, folder, local: Local, activity: float = 0.6, memory: int = 1024) -> Runner:
     torch.manual_seed(0)
     threads = 2 if engine == "threaded" else 1
-    own = ENGINES[engine](Task(MODELS["mlp"]()), federation(), local, seed=5, memory=memory, threads=threads)
+    task = trained_task(algorithm, Task(MODELS["mlp"]()))
+    own = ENGINES[engine](task, federation(), local, seed=5, memory=memory, threads=threads)
     schedule = Schedule(rounds=ROUNDS, activity=activity, eval_every=0, checkpoint_every=1)
     files = RunFolder(folder)
     files.create({})

@@ -25,9 +25,12 @@ from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
+from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
@@ -58,6 +61,7 @@ ALGORITHMS = Registry(
         FedAdagrad,
         FedAdam,
         FedYogi,
+        FedDyn,
         APFL,
         Ditto,
         PFedMe,
@@ -73,6 +77,8 @@ ALGORITHMS = Registry(
         LotteryFL,
         FedBN,
         MOON,
+        FedPAC,
+        FedProto,
         FedAMP,
         HeurFedAMP,
         CFL,
@@ -104,8 +110,11 @@ __all__ = [
     "FedAvgM",
     "FedBABU",
     "FedBN",
+    "FedDyn",
     "FedEM",
+    "FedPAC",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedProxFT",
     "FedRep",
