@@ -104,12 +104,12 @@ class HeteroFL(ForSomeModels, Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         theta, mean = server["theta"], uploads.mean("theta")
-        samples = uploads.samples.cpu()
+        samples, widths = uploads.samples, self._widths[uploads.ids.cpu()]
         shares = uploads.limit((samples if self.weights == "samples" else torch.ones_like(samples)).double())
-        widths, shares = self._widths[uploads.ids.cpu()], shares / shares.sum()
         lacking = torch.zeros_like(theta)
         for ratio in widths.unique():
-            lacking += float(shares[widths == ratio].sum()) * ~self._has(float(ratio), theta)
+            share = (shares * (widths == ratio).to(shares.device)).sum() / shares.sum()
+            lacking += share.to(theta) * ~self._has(float(ratio), theta)
         return {"theta": mean_of_holders(theta, mean, lacking)}
 
     def personal(self, own: State, sent: State) -> Tensor:
