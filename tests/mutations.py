@@ -223,15 +223,16 @@ MUTATIONS: list[Mutation] = [
         "fedrep", "fedrep",
         ("order: the body first", "ctx.step < self.head_steps", "ctx.step >= self.head_steps"),
         ("head: a step too few", "ctx.step < self.head_steps", "ctx.step < self.head_steps - 1"),
-        ("body: trained under the old head", '"body", carry, grad, ctx)', '"body", carry | {"head": 0 * carry["head"]}, '
-         "grad, ctx)"),
+        ("body: trained under no head", '"body", carry, grad, ctx)',
+         '"body", carry | {"head": 0 * carry["head"]}, grad, ctx)'),
     ),
     *_of(
         "fedrep", "heads",
         ("head: frozen", 'return {"head": carry["head"]}', 'return {"head": own["head"]}'),
         ("weights: always equal", "Mean(weights=self.weights,", "Mean("),
         ("step: the other part", 'carry["head"])))[at]', 'carry["head"])))[not at]'),
-        ("rates: the other part's", "self._pieces.split(ctx.factors)[head]", "self._pieces.split(ctx.factors)[not head]"),
+        ("rates: the other part's", "self._pieces.split(ctx.factors)[head]",
+         "self._pieces.split(ctx.factors)[not head]"),
         ("head: may be the whole model", "parts != {True}", "True"),
     ),
     *_of(
@@ -271,6 +272,33 @@ MUTATIONS: list[Mutation] = [
         ("start: one phase only", 'torch.where(own["rounds"] > 1, self.weight_steps', "torch.where("
          'own["rounds"] > 9, self.weight_steps'),
         ("optimizer: does not wait", "mixed = {**waiting,", "mixed = {**trained,"),
+    ),
+    *_of(
+        "heterofl", "heterofl",
+        ("gradient: of the whole network", " * scale * self._has(ratio, theta))", " * scale)"),
+        ("scaler: half of the chain rule", "grad(scale * theta) * scale", "grad(scale * theta)"),
+        ("scaler: never", "if self.scaler else", "if False else"),
+        ("average: over all clients", "mean_of_holders(theta, mean, lacking)", "mean"),
+        ("average: where nobody holds, the mean", "torch.where(holding > 1e-6, spread, sent)", "0 * sent + spread"),
+        ("weights: always equal", 'samples if self.weights == "samples" else torch', "torch"),
+        ("widths: the same for all", "self.ratios[place[name] % len(self.ratios)]", "self.ratios[0]"),
+    ),
+    *_of(
+        "heterofl", "widths",
+        ("inputs: not narrowed", "least = torch.maximum(least,", "torch.maximum(least,"),
+        ("flattened inputs: half a channel", "if flat else _by_share(shape[1])",
+         "if False else _by_share(shape[1])"),
+        ("outputs: narrowed too", "if module == last else _by_share(shape[0])", "if False else _by_share(shape[0])"),
+    ),
+    *_of(
+        "lotteryfl", "lotteryfl",
+        ("pruning: the largest", "theta.abs(), torch.inf)", "-theta.abs(), torch.inf)"),
+        ("pruning: whatever the accuracy", "good & (1 - left", "(1 - left"),
+        ("pruning: without an end", "self.target)\n", "9.0)\n"),
+        ("rewinding: dropped", 'own["theta0"] * mask, theta)', "theta * mask, theta)"),
+        ("momentum: moves what is pruned", 'carry["theta"].mul_(carry["mask"])', "pass"),
+        ("average: over all clients", 'uploads.mean("lacks"))', '0 * uploads.mean("lacks"))'),
+        ("biases: pruned too", "len(shape) > 1 for", "len(shape) > 0 for"),
     ),
     *_of(
         "fedbn", "fedbn",

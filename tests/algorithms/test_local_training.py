@@ -186,9 +186,9 @@ def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_pat
         run = runner(ALGORITHMS[algorithm](**settings), local, tmp_path)
         run.step()
         same = {n: torch.equal(v, run.server[n]) for n, v in plain.server.items() if n not in ("round", "clients")}
-        assert algorithm == "separate" or not any(same[n] for n in ("theta", "base", "body", "models") if n in same), (
-            name
-        )
+        assert algorithm == "separate" or not any(
+            same[n] for n in ("theta", "base", "body", "head", "models") if n in same
+        ), name
         run._evaluate(last=True)
 
 

@@ -26,7 +26,7 @@ PER_STEP = {
     "apfl": 2,
     "fedem": 1,
     **dict.fromkeys(("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "separate", "scaffold", "fedper"), 1),
-    **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala"), 1),
+    **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala", "heterofl", "lotteryfl"), 1),
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),

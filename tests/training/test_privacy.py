@@ -452,7 +452,14 @@ def test_the_documentation_says_of_every_algorithm_what_it_reveals():
 
 
 def test_who_is_refused():
-    assert {*ALGORITHMS} - {*PRIVATE} == {"selffl", "selffl-aug", "scaffold", "feddyn", "qffl"}
+    assert {*ALGORITHMS} - {*PRIVATE} == {
+        "selffl",
+        "selffl-aug",
+        "scaffold",
+        "feddyn",
+        "qffl",
+        "lotteryfl",
+    }
 
 
 def test_an_upload_that_says_nothing_of_what_it_is_relative_to_is_refused():

@@ -34,7 +34,9 @@ from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.heterofl import HeteroFL
 from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.lotteryfl import LotteryFL
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
@@ -73,6 +75,8 @@ ALGORITHMS = Registry(
         LGFedAvg,
         FedRoD,
         FedALA,
+        HeteroFL,
+        LotteryFL,
         FedBN,
         MOON,
         FedPAC,
@@ -120,9 +124,11 @@ __all__ = [
     "FedRoD",
     "FedYogi",
     "Gradient",
+    "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
     "LGFedAvg",
+    "LotteryFL",
     "Mean",
     "PFedMe",
     "PerFedAvg",
