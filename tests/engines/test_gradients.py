@@ -26,6 +26,11 @@ PER_STEP = {
     **dict.fromkeys(("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "separate", "scaffold", "fedper"), 1),
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     "cfl": 1,
+    "ifca": 1,
+    "fedfomo": 1,
+    "pfedhn": 1,
+    "mocha": 1,
+    "fml": 2,
 }
 
 

@@ -23,10 +23,15 @@ from personafl.algorithms.ditto import Ditto
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fml import FML
+from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.mocha import MOCHA
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedhn import PFedHN
 from personafl.algorithms.pfedme import PFedMe
 from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
@@ -53,6 +58,11 @@ ALGORITHMS = Registry(
         FedAMP,
         HeurFedAMP,
         CFL,
+        IFCA,
+        FedFomo,
+        PFedHN,
+        MOCHA,
+        FML,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -65,6 +75,9 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "CFL",
+    "FML",
+    "IFCA",
+    "MOCHA",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -75,6 +88,7 @@ __all__ = [
     "FedAvg",
     "FedAvgFT",
     "FedBN",
+    "FedFomo",
     "FedPer",
     "FedProx",
     "FedProxFT",
@@ -82,6 +96,7 @@ __all__ = [
     "HeurFedAMP",
     "JobInfo",
     "Mean",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
