@@ -29,6 +29,7 @@ from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedpac import FedPAC
+from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
@@ -38,8 +39,12 @@ from personafl.algorithms.heterofl import HeteroFL
 from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.lotteryfl import LotteryFL
 from personafl.algorithms.moon import MOON
+from personafl.algorithms.fml import FML
+from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.mocha import MOCHA
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedhn import PFedHN
 from personafl.algorithms.pfedme import PFedMe
 from personafl.algorithms.qffl import QFFL
 from personafl.algorithms.scaffold import SCAFFOLD
@@ -84,6 +89,11 @@ ALGORITHMS = Registry(
         FedAMP,
         HeurFedAMP,
         CFL,
+        IFCA,
+        FedFomo,
+        PFedHN,
+        MOCHA,
+        FML,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -98,6 +108,9 @@ __all__ = [
     "CFL",
     "MOON",
     "QFFL",
+    "FML",
+    "IFCA",
+    "MOCHA",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -116,6 +129,7 @@ __all__ = [
     "FedDyn",
     "FedEM",
     "FedPAC",
+    "FedFomo",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -130,6 +144,7 @@ __all__ = [
     "LGFedAvg",
     "LotteryFL",
     "Mean",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",

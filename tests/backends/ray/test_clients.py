@@ -184,7 +184,7 @@ AVERAGING = [name for name, kind in ALGORITHMS.items() if any(isinstance(how, Me
 
 
 def test_which_algorithms_are_averaged_on_the_way():
-    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl"}
+    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl", "fedfomo", "pfedhn", "mocha"}
     assert set(AVERAGING) == set(ALGORITHMS) - whole
 
 
