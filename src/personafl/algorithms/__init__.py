@@ -20,9 +20,12 @@ from personafl.algorithms.base import (
 )
 from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
+from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedpac import FedPAC
@@ -30,6 +33,8 @@ from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
+from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
@@ -54,6 +59,7 @@ ALGORITHMS = Registry(
         FedAdagrad,
         FedAdam,
         FedYogi,
+        FedDyn,
         APFL,
         Ditto,
         PFedMe,
@@ -61,6 +67,10 @@ ALGORITHMS = Registry(
         FedPer,
         FedEM,
         FedRep,
+        FedBABU,
+        LGFedAvg,
+        FedRoD,
+        FedALA,
         FedBN,
         MOON,
         FedPAC,
@@ -87,13 +97,16 @@ __all__ = [
     "Context",
     "Ditto",
     "Each",
+    "FedALA",
     "FedAMP",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgFT",
     "FedAvgM",
+    "FedBABU",
     "FedBN",
+    "FedDyn",
     "FedEM",
     "FedPAC",
     "FedPer",
@@ -101,10 +114,12 @@ __all__ = [
     "FedProx",
     "FedProxFT",
     "FedRep",
+    "FedRoD",
     "FedYogi",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
+    "LGFedAvg",
     "Mean",
     "PFedMe",
     "PerFedAvg",

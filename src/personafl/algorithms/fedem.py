@@ -113,7 +113,7 @@ class FedEM(WrapsModule, Welcomes, Algorithm):
 
 
 class Mixture(nn.Module):
-    """Several copies of a module, whose predictions are mixed; their outputs come second, as features."""
+    """Several copies of a module, whose predictions are mixed; their outputs are its features."""
 
     def __init__(self, module: nn.Module, count: int, probabilities: bool) -> None:
         super().__init__()
@@ -122,7 +122,11 @@ class Mixture(nn.Module):
         self.probabilities = probabilities
         self.train(module.training)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.outputs_and_features(*args, **kwargs)[0]
+
+    def outputs_and_features(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The mixture, and what each component puts out (samples, M · outputs)."""
         each = torch.stack([logits(component(*args, **kwargs)) for component in self.components], 1)
         shares = self.shares.reshape(-1, *(1 for _ in each.shape[2:]))
         if not self.probabilities:
@@ -144,6 +148,8 @@ def _shuffled(module: nn.Module, number: int) -> nn.Module:
 
 def _losses(objective: Callable[..., Any], count: int, features: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
     """The loss of each component for each sample (samples, M); and how much samples count, where that differs."""
+    if features.shape[-1] == 1:  # without data, see `Samples.mean`
+        features = features.expand(*features.shape[:-1], count)
     found = [objective(outputs, y) for outputs in features.unflatten(-1, (count, -1)).unbind(-2)]
     if isinstance(found[0], tuple):
         return torch.stack([values for values, _ in found], -1), found[0][1]
