@@ -330,7 +330,9 @@ MUTATIONS: list[Mutation] = [
     *_of(
         "fedpac", "fedpac",
         ("alignment: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
-        ("alignment: of the head's steps too", "if ctx.step >= self.head_steps", "if ctx.step >= 0"),
+        ("alignment: sign flipped", "Alignment(self.lam,", "Alignment(-self.lam,"),
+        ("centroids: of the body that was sent", "self._by_class, theta)}", """self._by_class,
+            self._pieces.join(sent["body"], carry["head"]))}"""),
         ("combination: the mean of all heads", "beta / beta.sum()", "np.full(len(h), 1 / len(h))"),
         ("combination: variance dropped", "np.diag(v) + apart", "1e-9 * np.diag(v) + apart"),
         ("combination: bias dropped", "np.diag(v) + apart @ apart.T", "np.diag(v)"),
