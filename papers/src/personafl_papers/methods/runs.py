@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ from personafl_papers.methods.sizes import Size
 
 EDITION = 1
 """Of the federations: counted up when one is made in another way, so that runs of the old one are not taken for it."""
+
+MEMORY = Path("/dev/shm")
+"""Where run folders go that nobody keeps, if it is there: a disk takes longer than the training."""
 
 Record = dict[str, Any]
 """A line of the file, see `run_one`."""
@@ -125,15 +129,14 @@ def run_one(one: StudyRun) -> Record:
     begun = time.process_time()
     heard = _LastEvaluation()
     status, reason = "done", ""
+    federation = federation_of(one.federation, one.size, one.seed)  # where that fails, no method is to blame
     try:
-        recipe = one.recipe()
-        run_job(recipe.job(recipe.federation()), None, listeners=[heard])
+        with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+            run_job(one.recipe().job(federation), folder, listeners=[heard])
     except TrainingFailed as error:
         status, reason = "diverged", str(error)
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, DataError, ModelError) as error:
         status, reason = "refused", str(error)
-    except DataError:
-        raise
     except Exception as error:  # a defect of one method must not take the study with it
         status, reason = "error", str(error) if isinstance(error, PersonaflError) else why(error)
     said = {"status": status, **({"why": reason} if reason else {})}
