@@ -13,10 +13,10 @@ from personafl.algorithms.base import Context, JobInfo, Uploads
 from personafl.kernels.task import Batch, Task
 from personafl.models import CNN, MCLR, MLP, FemnistCNN, LSTMModel, initialize
 from personafl.settings import Local
-from tests.archetypes import FOR_ANY_MODEL
+from tests.archetypes import FOR_TWO_LAYERS
 
 CLIENTS, SAMPLES = 3, 4
-BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug"}
+BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
@@ -77,17 +77,30 @@ def test_mixing_devices_is_noticed():
         task.gradient_stacked(torch.empty(CLIENTS, task.size), batch(20))
 
 
-@pytest.mark.parametrize("name", [name for name in FOR_ANY_MODEL if name not in BY_VALUE])
+class Measured:
+    """`Samples` that are where the parameters are."""
+
+    def __call__(self, theta):
+        return {"loss": theta.sum(), "correct": theta.mean()}
+
+    def mean(self, function, theta, **extra):
+        outputs, y = torch.empty(SAMPLES, 4, device=theta.device), torch.zeros(SAMPLES, device=theta.device)
+        return function(outputs, y.long(), **extra).mean(0)
+
+
+@pytest.mark.parametrize("name", [name for name in FOR_TWO_LAYERS if name not in BY_VALUE])
 def test_an_algorithm_stays_where_its_parameters_are(name):
     task = Task(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
     layers = tuple(zip(task.names, task.sizes, strict=True))
-    algorithm = ALGORITHMS[name]().prepare(JobInfo(layers, CLIENTS, Local(), classification=True))
+    shapes = tuple(tuple(shape) for shape in task.shapes)
+    job = JobInfo(layers, CLIENTS, Local(), classification=True, kinds=task.kinds, shapes=shapes)
+    algorithm = ALGORITHMS[name]().prepare(job)
     theta0 = task.theta0.to("meta")
     server = algorithm.new_server(theta0, CLIENTS)
     mine = algorithm.send(server, torch.arange(CLIENTS)).one(0)
     own = algorithm.new_client(theta0, mine)
     number = torch.tensor(3, device="meta")
-    ctx = Context(1, 0.1, Local(), number, number, number, number, lambda theta: {"loss": theta.sum()})
+    ctx = Context(1, 0.1, Local(), number, number, number, number, Measured(), Measured())
     carry, steps = algorithm.begin(own, mine, ctx)
     carry = {key: value.clone() for key, value in carry.items()}
 
@@ -95,6 +108,7 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
         return theta * 2
 
     gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
+    gradient.features = lambda theta, batch=0: theta[None]
     carry = algorithm.step(carry, mine, gradient, ctx)
     kept, up = algorithm.finish(own, carry, mine, ctx)
     made = [*kept.values(), *up.values(), steps]

@@ -18,12 +18,24 @@ from personafl.algorithms.base import (
     Uplink,
     Uploads,
 )
+from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
+from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.feddyn import FedDyn
+from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
+from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fedrep import FedRep
+from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedme import PFedMe
@@ -43,14 +55,29 @@ ALGORITHMS = Registry(
         FedProx,
         FedProxFT,
         SCAFFOLD,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
+        FedDyn,
         APFL,
         Ditto,
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedEM,
+        FedRep,
+        FedBABU,
+        LGFedAvg,
+        FedRoD,
+        FedALA,
         FedBN,
+        MOON,
+        FedPAC,
+        FedProto,
         FedAMP,
         HeurFedAMP,
+        CFL,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -62,22 +89,37 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "CFL",
+    "MOON",
     "SCAFFOLD",
     "About",
     "Algorithm",
     "Context",
     "Ditto",
     "Each",
+    "FedALA",
     "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgFT",
+    "FedAvgM",
+    "FedBABU",
     "FedBN",
+    "FedDyn",
+    "FedEM",
+    "FedPAC",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedProxFT",
+    "FedRep",
+    "FedRoD",
+    "FedYogi",
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
+    "LGFedAvg",
     "Mean",
     "PFedMe",
     "PerFedAvg",

@@ -3,7 +3,8 @@
 An objective is a function `(outputs, y, **extra)` that gives one value per sample. It may give two tensors: the
 values, and how much each sample counts (its tokens, its class weight). Where samples are coupled, as in a partial
 likelihood, it has an attribute `couples_samples = True`, takes `weight` (1 for a sample, 0 for padding) and gives the
-mean loss itself.
+mean loss itself. What a program gives in place of the loss may have `added_to_loss = True`: then it is a term that
+comes to the loss, whatever the task's loss is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,21 @@ from personafl.tasks.base import Objective as Objective
 def couples_samples(objective: Objective) -> bool:
     """Whether the loss of a batch is something else than a mean over its samples."""
     return bool(getattr(objective, "couples_samples", False))
+
+
+def added_to_loss(objective: Objective) -> bool:
+    """Whether an objective is a term that comes to the loss."""
+    return bool(getattr(objective, "added_to_loss", False))
+
+
+def with_loss(loss: Objective, term: Objective) -> Objective:
+    """The sum of a loss and a term, each with its own way to count samples; `extra` is for the term."""
+
+    def both(outputs: Tensor, y: Tensor, weight: Tensor, **extra: Tensor) -> Tensor:
+        return mean_loss(loss, outputs, y, weight) + mean_loss(term, outputs, y, weight, extra)
+
+    both.couples_samples = True  # type: ignore[attr-defined]
+    return both
 
 
 def mean_loss(
