@@ -45,11 +45,11 @@ GRIDS: dict[str, Grid] = {
     # parts of the model
     "fedper": RATE_ONLY,
     "fedbn": RATE_ONLY,
-    "fedrep": with_own("head_steps", 2, 5),
+    "fedrep": RATE_ONLY,
     "fedbabu": with_own("fine_tune_steps", 10, 40),
     "lg-fedavg": RATE_ONLY,
     "fedrod": RATE_ONLY,
-    "fedala": with_own("weight_lr", 0.1, 1.0),
+    "fedala": with_own("layers", 1, 2),
     "lotteryfl": with_own("target", 0.3, 0.6),
     "heterofl": RATE_ONLY,
     # features
@@ -60,13 +60,13 @@ GRIDS: dict[str, Grid] = {
     # mixtures and clusters
     "ifca": with_own("clusters", 2, 3),
     "fedem": with_own("components", 2, 3),
-    "cfl": with_own("eps1", 0.2, 0.4),
+    "cfl": with_own("stationary", 0.1, 0.3),
     # who helps whom
     "fedamp": with_own("sigma_scale", 0.25, 0.5),
     "heurfedamp": with_own("contrast", 1.0, 2.0),
-    "fedfomo": with_own("models", 5, 10),
-    "pfedhn": with_own("server_lr", 0.01, 0.1),
-    "mocha": with_own("lam", 0.01, 0.1),
+    "fedfomo": with_own("candidates", 5, 10),
+    "pfedhn": with_own("lr", 0.1, 0.5),
+    "mocha": with_own("lam1", 0.01, 0.1),
     "fml": with_own("alpha", 0.3, 0.7),
     # optimizers of the server, fairness, drift
     "fedadam": with_own("server_lr", 0.01, 0.1),
@@ -88,12 +88,14 @@ GRIDS: dict[str, Grid] = {
 
 FIXED: dict[str, dict[str, Any]] = {
     "pfedme": {"algorithm.lam": 5.0},
+    "fedrep": {"algorithm.head_steps": 5, "algorithm.body_steps": 5},
     "persfl": {"algorithm.distill_epochs": 3},
     "persfl-gd": {"algorithm.distill_epochs": 3},
     "selffl-aug": {"algorithm.extra_steps": 10},
 }
-"""Settings of all tries. A default of PersFL and of Self-FL with extra steps takes many times the work of a round: 15
-students of 10 epochs each, and 100 more steps in every round. pFedMe's λ times its rates must stay below 2."""
+"""Settings of all tries. pFedMe's λ times its rates must stay below 2. FedRep's steps are divided between head and
+body, ten in all, as others have. Defaults of PersFL and of Self-FL with extra steps take many times the work of a round: 15
+students of 10 epochs each, and 100 more steps in every round."""
 
 
 def grid_of(method: str, grids: Mapping[str, Grid] = GRIDS) -> Grid:

@@ -46,6 +46,8 @@ CANNOT = """## What it cannot say
 - **It is the personalized model that is measured.** For FedAvg and whatever makes a better global model only (FedProx,
   SCAFFOLD, FedAdam, …) this is the global model after a client's own local steps. The global model itself has a
   table of its own.
+- **Ranks depend on who takes part.** Near relatives (a method and its variant) take several places next to each other,
+  and are told apart no better than others.
 - **Few test samples.** A federation has some hundred to a few thousand; a point of accuracy is within the spread over
   seeds on the smaller ones, and ranks make as much of it as of ten points.
 """
@@ -54,7 +56,8 @@ HOW = """
 Every method has the same number of tries, {tries}, with the first seed. They are listed below and were written down
 before the runs (`papers/src/personafl_papers/methods/grids.py`). The best on **validation** data is taken (accuracy,
 then loss); a method that chooses on validation data itself is scored on a half that is held back from it. Then it
-is trained with all seeds. Data, division, splits, initial weights and batches follow from the seed and are the same
+is trained with all seeds; what such a method chooses then, it chooses on all validation data, which the others leave
+unused. Data, division, splits, initial weights and batches follow from the seed and are the same
 for all methods. Nothing is chosen on test data. All runs are in `runs.jsonl`, what was chosen in `results.csv`.
 """
 
