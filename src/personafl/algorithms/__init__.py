@@ -27,21 +27,21 @@ from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedpac import FedPAC
-from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.fml import FML
 from personafl.algorithms.heterofl import HeteroFL
+from personafl.algorithms.ifca import IFCA
 from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.lotteryfl import LotteryFL
-from personafl.algorithms.moon import MOON
-from personafl.algorithms.fml import FML
-from personafl.algorithms.ifca import IFCA
 from personafl.algorithms.mocha import MOCHA
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
 from personafl.algorithms.pfedhn import PFedHN
@@ -106,11 +106,11 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "CFL",
-    "MOON",
-    "QFFL",
     "FML",
     "IFCA",
     "MOCHA",
+    "MOON",
+    "QFFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -128,8 +128,8 @@ __all__ = [
     "FedBN",
     "FedDyn",
     "FedEM",
-    "FedPAC",
     "FedFomo",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
