@@ -122,6 +122,8 @@ def test_single_linkage_is_the_optimal_bipartition(seed):
     first = bipartition(unit @ unit.T, "single")
     ours = [torch.nonzero(part).flatten().tolist() for part in (first, ~first)]
     assert sorted(ours) == sorted(two)
+    kept_apart = CFL(gamma=0.0)._split(torch.from_numpy(updates), torch.zeros(3).double(), torch.tensor(0.1))
+    assert kept_apart.equal(first)
     other = bipartition(unit @ unit.T, "complete")
     assert (unit @ unit.T)[other][:, ~other].max() >= across - 1e-9
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from personafl.algorithms import FedAvg, FedBE, Uploads
 from personafl.errors import ConfigError
-from personafl.streams import generator
+from personafl.streams import array_key, generator
 from tests.oracles.classifiers import (
     LR,
     SIZES,
@@ -43,9 +43,9 @@ def local_training(m, mean, models, distill=2):
 def by_hand(active, weighted):
     """μ, σ² and everybody's last y after some rounds."""
     mean, last = vector(model()), [None] * 3
-    variance = torch.zeros_like(mean)
+    variance, key = torch.zeros_like(mean), array_key(mean.float().numpy())
     for r, cohort in enumerate(active):
-        noise = generator(0, "fedbe", r).standard_normal((3, len(mean)), dtype="float32")
+        noise = generator(key, "fedbe", r).standard_normal((3, len(mean)), dtype="float32")
         models = mean + variance.sqrt() * torch.tensor(noise).double()
         for m in cohort:
             last[m] = local_training(m, mean, models)
@@ -71,10 +71,10 @@ def test_it_is_its_equations_in_plain_torch(tmp_path, weights, activity):
         assert_close(model_of, mean if last[m] is None else last[m])
 
 
-@pytest.mark.parametrize("algorithm", [FedBE(distill_steps=0), FedBE(samples=0, distill_steps=4)], ids=["steps", "models"])
-def test_without_steps_or_without_models_of_the_ensemble_it_is_fedavg(tmp_path, algorithm):
+@pytest.mark.parametrize("settings", [{"distill_steps": 0}, {"samples": 0, "distill_steps": 4}])
+def test_without_steps_or_without_models_of_the_ensemble_it_is_fedavg(tmp_path, settings):
     """The mean alone teaches the student that starts from it nothing."""
-    ours, average = trained(algorithm, tmp_path / "a"), trained(FedAvg(), tmp_path / "b")
+    ours, average = trained(FedBE(**settings), tmp_path / "a"), trained(FedAvg(), tmp_path / "b")
     assert_close(ours.server["theta"], average.server["theta"])
     assert_close(personal(ours), personal(average))
 
@@ -98,6 +98,8 @@ def test_models_are_drawn_around_the_mean_with_the_clients_spread_anew_in_each_r
     assert algorithm.send(server, torch.arange(2)).shared["models"].equal(drawn)
     later = algorithm.send({**server, "round": server["round"] + 1}, torch.arange(1)).shared["models"]
     assert not later.equal(drawn)
+    other = algorithm.new_server(theta + 1, 2) | {name: server[name] for name in ("theta", "variance", "round")}
+    assert not algorithm.send(other, torch.arange(1)).shared["models"].equal(drawn), "another seed draws others"
 
 
 def test_bad_settings_are_refused_in_words(tmp_path):
@@ -108,6 +110,6 @@ def test_bad_settings_are_refused_in_words(tmp_path):
     ):
         with pytest.raises(ConfigError, match=words):
             FedBE(**setting)
-    with pytest.raises(ConfigError, match="algorithm fedbe: .* needs a classification task") as error:
+    with pytest.raises(ConfigError, match=r"algorithm fedbe: .* needs a classification task") as error:
         train(quadratics(), FedBE(), tmp_path, 1)
     assert "\n" not in str(error.value)

@@ -36,7 +36,7 @@ def test_the_dynamic_programming_is_the_dense_solution(count, rho):
 
 
 def test_it_is_exact_on_gaussians():
-    """Samples with the mean z and covariance A⁻¹ of a quadratic's posterior: as ρ grows, Δ is its gradient A (w − z)."""
+    """Samples with the mean z and covariance A⁻¹ of a quadratic's posterior: for large ρ, Δ is A (w − z)."""
     problem, draw = quadratics(), np.random.default_rng(0)
     deltas = []
     for m in range(4):

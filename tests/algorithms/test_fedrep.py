@@ -1,5 +1,7 @@
 """FedRep against plain torch in float64, against FedPer, and on the linear problem of its paper."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,7 @@ from tests.oracles.parts import (
     trained,
     vector,
     vectors,
-)  # fmt: skip
+)
 
 
 def oracle(head_steps: int, body_steps: int, weighted: bool, rounds: int = 3) -> np.ndarray:
@@ -128,7 +130,7 @@ def test_it_finds_the_subspace_that_clients_share(tmp_path):
             run.step()
         far.append(angle(B, run.server["body"].view(k, d).numpy()))
     assert far[0] > 0.9 and far[-1] < 0.02
-    assert all(after < before / 3 for before, after in zip(far, far[1:], strict=False))
+    assert all(after < before / 3 for before, after in pairwise(far))
 
 
 def test_only_the_body_travels_and_heads_stay(tmp_path):

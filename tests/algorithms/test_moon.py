@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from personafl.algorithms import MOON, FedAvg
 from personafl.errors import ConfigError
 from tests.oracles.classifiers import (
-    LR, SIZES, STEPS, assert_close, cohorts, model, net_at, personal, samples, trained, vector,
+    LR,
+    SIZES,
+    STEPS,
+    assert_close,
+    cohorts,
+    model,
+    net_at,
+    personal,
+    samples,
+    trained,
+    vector,
 )  # fmt: skip
 
 
@@ -50,7 +60,7 @@ def test_it_is_the_papers_algorithm_in_plain_torch(tmp_path, layer, cut):
 def test_with_partial_participation_the_previous_model_is_that_of_the_clients_own_last_round(tmp_path):
     made = trained(MOON(mu=2.0), tmp_path, rounds=0, activity=0.7)
     active = cohorts(made, 6)
-    assert {0, 1, 2} == set(sum(active, [])) and all(len(cohort) == 2 for cohort in active)
+    assert {0, 1, 2} == set().union(*active) and all(len(cohort) == 2 for cohort in active)
     for _ in active:
         made.step()
     w, own = oracle(2.0, 0.5, active, 4)

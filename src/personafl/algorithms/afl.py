@@ -13,9 +13,9 @@ equal weights.
 
 Sent: w down, y_i and F_i(w) up (1 + a scalar/1). Personalized model: the locally trained y_i, which the client keeps;
 the global w is reported beside it, and λ is written down at each evaluation. Ours: several local steps, as others do
-who compare with AFL; the last w, where the paper takes the mean over all rounds. Where only K of M answer, λ_i M/K takes
-the place of λ_i (as in the paper, that is right on average), scaled down where the sum is above 1; and λ follows the last
-loss that each client told, or the mean of those for who never told one. A client that was never active has w.
+who compare with AFL; the last w, where the paper takes the mean over all rounds. Where only K of M answer, λ_i M/K
+takes the place of λ_i (as in the paper, that is right on average), scaled down where the sum is above 1; and λ follows
+the last loss that each client told, or the mean of those for who never told one. A client that was never active has w.
 """
 
 from __future__ import annotations

@@ -92,9 +92,11 @@ class Samples(Protocol):
     def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
         """The mean over the samples of `function(outputs, y, **extra)`, which gives a value or a tensor for each.
 
-        With the attribute `uses_features = True` it is called with `features=…` as well. The shape of the tensor must
-        not follow from that of the outputs or features: what a client sends is also asked for without
-        data (`dry_run`), and then the model puts out a single number. `JobInfo.shapes` has what is needed.
+        With the attribute `uses_features = True` it is called with `features=…` as well; with `couples_samples = True`
+        it gets `weight` (1 for a sample, 0 for padding) and gives the mean itself. The shape of the result must not
+        follow from that of the outputs: what a client sends is also asked for without data (`dry_run`), and then the
+        model puts out a single number (and so many features as the function's attribute `width` says).
+        `JobInfo.shapes` has what is needed.
         """
         ...
 

@@ -29,9 +29,12 @@ class ZeroSamples:
 
     def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
         if getattr(function, "uses_features", False):
-            extra["features"] = torch.zeros(1, 1)
+            extra["features"] = torch.zeros(1, getattr(function, "width", 1))
+        coupled = getattr(function, "couples_samples", False)
+        if coupled:
+            extra["weight"] = torch.ones(1)
         value: Tensor = function(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), **extra)
-        return value[0]
+        return value if coupled else value[0]
 
 
 class ZeroGradient:

@@ -17,8 +17,8 @@ paper averages the student's iterates (SWA); the clients' own models are not amo
 only their mean and that of (y_i − μ)², which is also why the paper's Dirichlet form is left out.
 
 Sent: μ and the drawn models down, y_i and (y_i − μ)² up (2/1 + S). Classification only. A client keeps y_i, its
-personalized model; μ is reported as the global model. What the server draws follows from the round alone, and is the
-same for every seed; in round 1 σ² is 0. A client that was never active has μ.
+personalized model; μ is reported as the global model. What the server draws follows from θ0, and so from the run's
+seed, and from the round; in round 1 σ² is 0. A client that was never active has μ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
-from personafl.streams import generator
+from personafl.streams import array_key, generator
 
 SQUARES = "it sends the squares of its update as well, which have another scale, so that no one clip fits both"
 
@@ -68,11 +68,11 @@ class FedBE(SendsForEvaluation, FedAvg):
         return self
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
-        rounds = torch.zeros((), dtype=torch.int64)
-        return {"theta": theta0.clone(), "variance": torch.zeros_like(theta0), "round": rounds}
+        drawing = {"key": torch.tensor(array_key(theta0.cpu().numpy())), "round": torch.tensor(0)}
+        return {"theta": theta0.clone(), "variance": torch.zeros_like(theta0), **drawing}
 
     def send(self, server: State, ids: Tensor) -> Sent:
-        mean, drawn = server["theta"], generator(0, "fedbe", int(server["round"]))
+        mean, drawn = server["theta"], generator(int(server["key"]), "fedbe", int(server["round"]))
         noise = drawn.standard_normal((self.samples, len(mean)), dtype="float32")
         models = mean + server["variance"].sqrt() * torch.from_numpy(noise).to(mean)
         return Sent({"theta": mean, "models": models})
@@ -100,7 +100,7 @@ class FedBE(SendsForEvaluation, FedAvg):
         mean = uploads.mean("theta")
         # Around the w that was sent: Σ p (y − μ)² = Σ p (y − w)² − (μ − w)².
         variance = (uploads.mean("square") - (mean - server["theta"]).square()).clamp(min=0)
-        return {"theta": mean, "variance": variance, "round": server["round"] + 1}
+        return {**server, "theta": mean, "variance": variance, "round": server["round"] + 1}
 
 
 def imitation(outputs: Tensor, y: Tensor, teacher: Tensor) -> Tensor:

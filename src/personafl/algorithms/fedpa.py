@@ -90,7 +90,8 @@ def posterior_delta(w: Tensor, samples: Tensor, known: Tensor, rho: float) -> Te
     With u_t = x_t − x̄_{t−1}, Σ̂_t / ρ_t = I + ρ (t − 1) S_t = Σ̂_{t−1} / ρ_{t−1} + γ_t u_t u_tᵀ, γ_t = ρ (t − 1) / t.
     Sherman and Morrison then give its inverse from the vectors v_t = (Σ̂_{t−1} / ρ_{t−1})⁻¹ u_t.
     """
-    mean, terms = samples[0], []
+    mean = samples[0]
+    terms: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def inverse(x: Tensor) -> Tensor:
         for u, v, factor in terms:

@@ -22,14 +22,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Context, Gradient, Mean, Sent, Uplink
-from personafl.algorithms.heads import HeadAndBody
+from personafl.algorithms.base import About, Context, Gradient
+from personafl.algorithms.heads import SharedBody
 from personafl.settings import check
 from personafl.states import State
 
 
 @dataclass(frozen=True)
-class FedRep(HeadAndBody):
+class FedRep(SharedBody):
     """A shared representation, trained under personal heads that are fitted to it first."""
 
     weights: Literal["samples", "equal"] = "equal"
@@ -51,32 +51,10 @@ class FedRep(HeadAndBody):
         some = self.body_steps is None or self.body_steps >= 1
         check("algorithm.body_steps", self.body_steps, some, "at least 1, or left out for those of [local]")
 
-    @property
-    def uplink(self) -> Uplink:
-        return {"body": Mean(weights=self.weights, relative_to="body")}
-
-    def new_server(self, theta0: Tensor, clients: int) -> State:
-        return {"body": self._pieces.split(theta0)[0].clone()}
-
-    def new_client(self, theta0: Tensor, sent: State) -> State:
-        return {"head": self._pieces.split(theta0)[1]}
-
-    def send(self, server: State, ids: Tensor) -> Sent:
-        return Sent({"body": server["body"]})
-
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         body = ctx.steps if self.body_steps is None else torch.full_like(ctx.steps, self.body_steps)
-        return {"body": sent["body"], "head": own["head"]}, self.head_steps + body
+        return super().begin(own, sent, ctx)[0], self.head_steps + body
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         self.descend("head" if ctx.step < self.head_steps else "body", carry, grad, ctx)
         return carry
-
-    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        return {"head": carry["head"]}, {"body": carry["body"]}
-
-    def personal(self, own: State, sent: State) -> Tensor:
-        return self._pieces.join(sent["body"], own["head"])
-
-    def global_model(self, server: State) -> Tensor | None:
-        return None

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo
+from torch import Tensor
+
+from personafl.algorithms.base import Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
 from personafl.algorithms.extras import ForSomeModels, HasHead
 from personafl.algorithms.parameter_groups import last_layers, rate_factors
 from personafl.algorithms.pieces import Pieces
@@ -56,6 +58,10 @@ class WithHead(HasHead, Algorithm):
     def head_pieces(self) -> tuple[bool, ...]:
         return tuple(own for _, own in self._pieces.sizes)
 
+    def for_part(self, ctx: Context, head: bool) -> Context:
+        """A context for steps on the head alone, or on the body: with the rates of its parameters."""
+        return ctx if ctx.factors is None else replace(ctx, factors=self._pieces.split(ctx.factors)[head])
+
 
 @dataclass(frozen=True)
 class HeadAndBody(ForSomeModels, WithHead):
@@ -73,8 +79,38 @@ class HeadAndBody(ForSomeModels, WithHead):
         """One step of the settings' optimizer on `carry[part]`, the other part as it is."""
         at = part == "head"
         slope = self._pieces.split(grad(self._pieces.join(carry["body"], carry["head"])))[at]
-        factors = None if ctx.factors is None else self._pieces.split(ctx.factors)[at]
-        replace(ctx, factors=factors).descend(carry, part, slope)
+        self.for_part(ctx, at).descend(carry, part, slope)
+
+
+@dataclass(frozen=True)
+class SharedBody(HeadAndBody):
+    """The body is everybody's and averaged, a client has a head of its own, which starts from θ0's."""
+
+    @property
+    def uplink(self) -> Uplink:
+        return {"body": Mean(weights=self.weights, relative_to="body")}
+
+    def new_server(self, theta0: Tensor, clients: int) -> State:
+        body, head = self._pieces.split(theta0)
+        return {"body": body.clone(), "head0": head.clone()}
+
+    def new_client(self, theta0: Tensor, sent: State) -> State:
+        return {"head": self._pieces.split(theta0)[1]}
+
+    def send(self, server: State, ids: Tensor) -> Sent:
+        return Sent({"body": server["body"]})
+
+    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        return {"body": sent["body"], "head": own["head"]}, ctx.steps
+
+    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        return {"head": carry["head"]}, {"body": carry["body"]}
+
+    def personal(self, own: State, sent: State) -> Tensor:
+        return self._pieces.join(sent["body"], own["head"])
+
+    def global_model(self, server: State) -> Tensor | None:
+        return None
 
 
 def _within(name: str, wanted: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from personafl.kernels.losses import Objective
+from personafl.kernels.losses import Objective, couples_samples
 from personafl.kernels.task import Batch, Task
 from personafl.states import State
 
@@ -40,6 +40,9 @@ class ClientData:
 
     def mean(self, function: Objective, theta: Tensor, **extra: Tensor) -> Tensor:
         task, resolved = self.task.resolved(function)
+        if couples_samples(resolved):
+            coupled: Tensor = resolved(self.outputs(task, theta), self.y, weight=self.weight, **extra)
+            return coupled
         values = resolved(self.outputs(task, theta), self.y, **extra)
         weight = self.weight.reshape(-1, *(1 for _ in range(values.dim() - 1)))
         mean: Tensor = (values * weight).sum(0) / self._count

@@ -40,7 +40,8 @@ class WithFeatures(nn.Module):
         The user's.
     layer
         "NAME" or "NAME.output" for what a layer gives, "NAME.input" for what it is given. Empty: what the module
-        returns beside its outputs, else the input of its last layer with parameters.
+        returns beside its outputs, or what its method `outputs_and_features` does where it has one; else the input of
+        its last layer with parameters.
     """
 
     def __init__(self, module: nn.Module, layer: str = "") -> None:
@@ -54,7 +55,7 @@ class WithFeatures(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Outputs and features side by side."""
         with self._seen() as seen, self._last_call() as calls:
-            returned = self.module(*args, **kwargs)
+            returned = getattr(self.module, "outputs_and_features", self.module)(*args, **kwargs)
         outputs = logits(returned)
         if outputs.dim() != 2:
             raise NoFeatures(
@@ -71,11 +72,12 @@ class WithFeatures(nn.Module):
         return both[..., : self.width.outputs], both[..., self.width.outputs :]
 
     def of_both(self, objective: Objective) -> Objective:
-        """An objective of outputs and features as one of what `forward` gives."""
+        """An objective of outputs, and of features where it uses them, as one of what `forward` gives."""
 
         def joined(both: Tensor, y: Tensor, **extra: Any) -> Any:
             outputs, features = self.split(both)
-            return objective(outputs, y, features=features, **extra)
+            more = {"features": features} if uses_features(objective) else {}
+            return objective(outputs, y, **more, **extra)
 
         joined.couples_samples = getattr(objective, "couples_samples", False)  # type: ignore[attr-defined]
         return joined
