@@ -31,6 +31,12 @@ PER_STEP = {
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),
     "cfl": 1,
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "qffl"), 1),
+    "ifca": 1,
+    "fedfomo": 1,
+    "pfedhn": 1,
+    "mocha": 1,
+    "fml": 2,
 }
 
 
