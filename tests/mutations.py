@@ -47,9 +47,13 @@ class Mutation:
 
     @property
     def test(self) -> str:
-        """The algorithm's test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py."""
-        files = [f"tests/algorithms/test_{self.file}.py", f"tests/algorithms/test_{self.file}_edges.py"]
-        return " ".join(file for file in files if (ROOT / file).exists())
+        """The test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py, for the name of
+        the file; or of the algorithm, where the file is shared by several and has no test of its own."""
+        for name in (self.file, self.algorithm.replace("-", "_")):
+            files = [f"tests/algorithms/test_{name}.py", f"tests/algorithms/test_{name}_edges.py"]
+            if found := [file for file in files if (ROOT / file).exists()]:
+                return " ".join(found)
+        raise ValueError(f"{self.algorithm} has no tests/algorithms/test_{self.file}.py")
 
 
 def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation]:
@@ -63,6 +67,15 @@ KEPT = 'return {"theta": y}, {"theta": y}'
 WEIGHTED = 'return {"theta": Mean(weights=self.weights, relative_to="theta")}'
 
 MUTATIONS: list[Mutation] = [
+    *_of(
+        "fedem", "fedem",
+        ("E-step: shares ignored", "shares.clamp(min=torch.finfo(shares.dtype).tiny).log() - l", "0 * shares - l"),
+        ("E-step: sign of the loss", ".log() - losses(features, y)[0]", ".log() + losses(features, y)[0]"),
+        ("E-step: at the present components", "y, received, shares).detach()", "y, features, shares).detach()"),
+        ("M-step: shares stay", 'return {"shares": carry["shares"]}', 'return {"shares": own["shares"]}'),
+        ("M-step: responsibilities dropped", "(q * values)", "values"),
+        ("components: all alike", "several_starts(first, self.c", "several_starts(0 * first, self.c"),
+    ),
     *_of(
         "separate", "separate",
         ("gradient: sign flipped", '"theta", grad)', '"theta", -grad(carry["theta"]))'),
@@ -108,6 +121,52 @@ MUTATIONS: list[Mutation] = [
         ("c: over the cohort, not over all", "share * uploads", "uploads"),
     ),
     *_of(
+        "fedavgm", "fedopt",
+        ("momentum: dropped", 'self.momentum * server["m"] + (', "("),
+        ("momentum: dampened", "+ (uploads.mean", "+ (1 - self.momentum) * (uploads.mean"),
+        ("rate: dropped", "w + self.server_lr * m, ", "w + m, "),
+        ("Δ: sign flipped", '(uploads.mean("theta") - w)', '(w - uploads.mean("theta"))'),
+    ),
+    *_of(
+        "fedadagrad", "fedopt",
+        ("v: the last square alone", "return v + square", "return square"),
+        ("τ: dropped", "(v.sqrt() + self.tau)", "v.sqrt()"),
+        ("v: starts at 0", "torch.full_like(theta0, self.tau**2)", "torch.zeros_like(theta0)"),
+        ("v: not rooted", "v.sqrt()", "v"),
+    ),
+    *_of(
+        "fedadam", "fedopt",
+        ("m: not dampened", "(1 - self.beta1) * delta", "delta"),
+        ("v: of m in place of Δ", "delta.square()", "m.square()"),
+        ("v: frozen", "return self.beta2 * v + (1 - self.beta2) * square", "return v"),
+        ("w: Δ in place of m", "self.server_lr * m / (v", "self.server_lr * delta / (v"),
+    ),
+    *_of(
+        "fedyogi", "fedopt",
+        ("sign: flipped", "torch.sign(v - square)", "torch.sign(square - v)"),
+        ("sign: dropped", " * torch.sign(v - square)", ""),
+        ("v: that of adam", "square * torch.sign(v - square)", "(v - square)"),
+    ),
+    *_of(
+        "feddyn", "feddyn",
+        ("tilt: sign flipped", '- carry["g"]', '+ carry["g"]'),
+        ("tilt: dropped", ' - carry["g"]', ""),
+        ("proximal term: dropped", ', proximal=(self.alpha, sent["theta"])', ""),
+        ("g_i: frozen", '{"g": own["g"] - self.alpha * (theta - sent["theta"]), ', '{"g": own["g"], '),
+        ("g_i: sign flipped", 'own["g"] - self.alpha', 'own["g"] + self.alpha'),
+        ("h: over the cohort, not over all", "self.alpha * share * (mean", "self.alpha * (mean"),
+        ("w: h dropped", "mean - h / self.alpha", "mean"),
+    ),
+    *_of(
+        "qffl", "qffl",
+        ("weight F^q: dropped", '{"delta": loss**self.q * u', '{"delta": u'),
+        ("weight: F^(q+1)", '{"delta": loss**self.q * u', '{"delta": loss ** (self.q + 1) * u'),
+        ("h: without ‖u‖²", "self.q * loss ** (self.q - 1) * u.square().sum() + ", ""),
+        ("h: ‖u‖ not squared", "u.square().sum()", "u.norm()"),
+        ("L: always 1/η", "1 / ctx.lr if self.lipschitz is None else self.lipschitz", "1 / ctx.lr"),
+        ("loss: after training", 'ctx.training(sent["theta"])["loss"]},', 'ctx.training(own["theta"])["loss"]},'),
+    ),
+    *_of(
         "apfl", "apfl",
         ("gradient at v̄: taken at v", "grad(torch.lerp(w, v, alpha))", "grad(v)"),
         ("step of v: sign flipped", "alpha * at_mixture)", "-alpha * at_mixture)"),
@@ -148,6 +207,9 @@ MUTATIONS: list[Mutation] = [
         ("base: what was sent", '{"head": head}, {"base": base}', '{"head": head}, {"base": sent["base"]}'),
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
         ("head: frozen", 'return {"head": head}, {"base": base}', 'return {"head": own["head"]}, {"base": base}'),
+    ),
+    *_of(
+        "fedper", "heads",
         ("head: everything but the head", "if self.head_names else own", "if self.head_names else not own"),
         ("head: counted from the front", "last_layers(job.layers, self.head)",
          "last_layers(job.layers[::-1], self.head)[::-1]"),
@@ -158,12 +220,124 @@ MUTATIONS: list[Mutation] = [
          "queues[mine].pop(0) for _, mine in sorted(self.sizes, key=lambda piece: piece[1])"),
     ),
     *_of(
+        "fedrep", "fedrep",
+        ("order: the body first", "ctx.step < self.head_steps", "ctx.step >= self.head_steps"),
+        ("head: a step too few", "ctx.step < self.head_steps", "ctx.step < self.head_steps - 1"),
+        ("body: trained under no head", '"body", carry, grad, ctx)',
+         '"body", carry | {"head": 0 * carry["head"]}, grad, ctx)'),
+    ),
+    *_of(
+        "fedrep", "heads",
+        ("head: frozen", 'return {"head": carry["head"]}', 'return {"head": own["head"]}'),
+        ("weights: always equal", "Mean(weights=self.weights,", "Mean("),
+        ("step: the other part", 'carry["head"])))[at]', 'carry["head"])))[not at]'),
+        ("rates: the other part's", "self._pieces.split(ctx.factors)[head]",
+         "self._pieces.split(ctx.factors)[not head]"),
+        ("head: may be the whole model", "parts != {True}", "True"),
+    ),
+    *_of(
+        "fedbabu", "fedbabu",
+        ("head: trained", 'self.descend("body", carry, grad, ctx)', 'self.descend("head", carry, grad, ctx)'),
+        ("fine-tuning: dropped", "torch.full_like(ctx.steps, self.steps)", "torch.zeros_like(ctx.steps)"),
+        ("fine-tuning: the head alone, always", 'self.part == "head"', "True"),
+        ("fine-tuning: the body alone", 'stage1.descend("head"', 'stage1.descend("body"'),
+        ("global model: another head", 'server["head0"])', '0 * server["head0"])'),
+    ),
+    *_of(
+        "lg-fedavg", "lg_fedavg",
+        ("head: what was sent", '{"head": head}', '{"head": sent["head"]}'),
+        ("representation: frozen", 'return {"body": body}', 'return {"body": own["body"]}'),
+        ("weights by samples: dropped", "Mean(weights=self.weights,", "Mean("),
+        ("representation: shared, the head kept", 'self._pieces.split(carry["theta"])',
+         'self._pieces.split(self._pieces.join(own["body"], carry["theta"][-len(sent["head"]):]))'),
+    ),
+    *_of(
+        "fedrod", "fedrod",
+        ("class shares: dropped", "outputs + prior", "outputs + 0 * prior"),
+        ("class shares: sign flipped", "outputs + prior", "outputs - prior"),
+        ("personal head: fitted alone", "body, generic + carry", "body, 0 * generic + carry"),
+        ("personal head: frozen", 'return {"head": carry["head"]}', 'return {"head": own["head"]}'),
+        ("generic model: takes the personal gradient too", 'ctx.descend(carry, "theta", balanced)',
+         'ctx.descend(carry, "theta", balanced + grad(whole))'),
+        ("personalized model: the generic one", 'generic + own["head"]', 'generic + 0 * own["head"]'),
+        ("weights by samples: dropped", "Mean(weights=self.weights,", "Mean("),
+    ),
+    *_of(
+        "fedala", "fedala",
+        ("weights: sign flipped", '(carry["W"] - self.weight_lr', '(carry["W"] + self.weight_lr'),
+        ("weights: not clipped", ".clamp(0.0, 1.0)", ""),
+        ("weights: frozen", '"W": torch.where(weighing, W, carry["W"])', '"W": carry["W"]'),
+        ("mixture: the wrong way round", "mine + (received - mine) * W", "received + (mine - received) * W"),
+        ("mixture: forgotten in the next round", '"W": carry["W"], "rounds"', '"W": own["W"], "rounds"'),
+        ("start: one phase only", 'torch.where(own["rounds"] > 1, self.weight_steps', "torch.where("
+         'own["rounds"] > 9, self.weight_steps'),
+        ("optimizer: does not wait", "mixed = {**waiting,", "mixed = {**trained,"),
+    ),
+    *_of(
+        "heterofl", "heterofl",
+        ("gradient: of the whole network", " * scale * self._has(ratio, theta))", " * scale)"),
+        ("scaler: half of the chain rule", "grad(scale * theta) * scale", "grad(scale * theta)"),
+        ("scaler: never", "if self.scaler else", "if False else"),
+        ("average: over all clients", "mean_of_holders(theta, mean, lacking)", "mean"),
+        ("average: where nobody holds, the mean", "torch.where(holding > 1e-6, spread, sent)", "0 * sent + spread"),
+        ("weights: always equal", 'samples if self.weights == "samples" else torch', "torch"),
+        ("widths: the same for all", "self.ratios[place[name] % len(self.ratios)]", "self.ratios[0]"),
+    ),
+    *_of(
+        "heterofl", "widths",
+        ("inputs: not narrowed", "least = torch.maximum(least,", "torch.maximum(least,"),
+        ("flattened inputs: half a channel", "if flat else _by_share(shape[1])",
+         "if False else _by_share(shape[1])"),
+        ("outputs: narrowed too", "if module == last else _by_share(shape[0])", "if False else _by_share(shape[0])"),
+    ),
+    *_of(
+        "lotteryfl", "lotteryfl",
+        ("pruning: the largest", "theta.abs(), torch.inf)", "-theta.abs(), torch.inf)"),
+        ("pruning: whatever the accuracy", "good & (1 - left", "(1 - left"),
+        ("pruning: without an end", "self.target)\n", "9.0)\n"),
+        ("rewinding: dropped", 'own["theta0"] * mask, theta)', "theta * mask, theta)"),
+        ("momentum: moves what is pruned", 'carry["theta"].mul_(carry["mask"])', "pass"),
+        ("average: over all clients", 'uploads.mean("lacks"))', '0 * uploads.mean("lacks"))'),
+        ("biases: pruned too", "len(shape) > 1 for", "len(shape) > 0 for"),
+    ),
+    *_of(
         "fedbn", "fedbn",
         ("base: sign flipped", 'return {"norms": norms}, {"base": base}', 'return {"norms": norms}, {"base": -base}'),
         ("norms: frozen", 'return {"norms": norms}', 'return {"norms": own["norms"]}'),
         ("norms: everything else is kept", "own = [bool(re.search", "own = [not bool(re.search"),
         ("norms: all, where batch is asked for", 'if self.norms == "batch" else "Norm"\n', 'if False else "Norm"\n'),
         ("weights by samples: dropped", 'Mean(weights=self.weights, relative_to="base")', 'Mean(relative_to="base")'),
+    ),
+    *_of(
+        "moon", "moon",
+        ("contrast: sign flipped", "(negative - positive)", "(positive - negative)"),
+        ("contrast: dropped", "return self.mu * F", "return 0 * F"),
+        ("temperature: dropped", "/ self.temperature)", ")"),
+        ("previous model: the one that was sent", '"previous": own["theta"]', '"previous": sent["theta"]'),
+        ("global features: of the model itself", 'grad.features(sent["theta"])', 'grad.features(carry["theta"])'),
+        ("loss: the contrast alone", "added_to_loss: ClassVar[bool] = True", "added_to_loss: ClassVar[bool] = False"),
+    ),
+    *_of(
+        "fedproto", "fedproto",
+        ("pull to prototypes: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
+        ("pull to prototypes: sign flipped", "Alignment(self.lam,", "Alignment(-self.lam,"),
+        ("prototypes: sums that are not divided", "new = sums / torch", "new = sums * torch"),
+        ("prototypes: forgotten", "server[\"prototypes\"])\n", "0.0)\n"),
+        ("prototypes: of the model before training", "mean(self._by_class, carry", "mean(self._by_class, own"),
+        ("weights by samples: dropped", 'weights="samples"', 'weights="equal"'),
+        ("model: frozen", 'return {"theta": carry["theta"]}, {"by', 'return {"theta": own["theta"]}, {"by'),
+    ),
+    *_of(
+        "fedpac", "fedpac",
+        ("alignment: dropped", "Alignment(self.lam,", "Alignment(0.0,"),
+        ("alignment: sign flipped", "Alignment(self.lam,", "Alignment(-self.lam,"),
+        ("centroids: of the body that was sent", "self._by_class, theta)}", """self._by_class,
+            self._pieces.join(sent["body"], carry["head"]))}"""),
+        ("combination: the mean of all heads", "beta / beta.sum()", "np.full(len(h), 1 / len(h))"),
+        ("combination: variance dropped", "np.diag(v) + apart", "1e-9 * np.diag(v) + apart"),
+        ("combination: bias dropped", "np.diag(v) + apart @ apart.T", "np.diag(v)"),
+        ("variance: not divided by samples", ".clamp(min=0) / ctx.samples", ".clamp(min=0) * (ctx.samples > 0)"),
+        ("heads: frozen", "heads.index_copy_", "heads.clone().index_copy_"),
     ),
     *_of(
         "fedamp", "fedamp",

@@ -23,6 +23,13 @@ def shares(outputs, y, scale):
     return scale * F.one_hot(y, 3) * outputs.softmax(-1)
 
 
+def centroids(outputs, y, features):
+    return F.one_hot(y, 3)[:, :, None] * features[:, None, :6]
+
+
+centroids.uses_features = True
+
+
 @dataclass(frozen=True)
 class Measures(FedAvg):
     """FedAvg that sends what it measures at the beginning and at the end of its round."""
@@ -31,6 +38,7 @@ class Measures(FedAvg):
     uses_training: ClassVar[bool] = True
     uses_validation: ClassVar[bool] = True
     uplink: ClassVar = {"loss": Mean(), "correct": Mean(), "shares": Mean(), "after": Mean(), "held": Mean()}
+    uplink = uplink | {"centroids": Mean()}
 
     def begin(self, own, sent, ctx):
         found = ctx.training(sent["theta"])
@@ -44,6 +52,7 @@ class Measures(FedAvg):
 
     def finish(self, own, carry, sent, ctx):
         up = {name: carry[name] for name in ("loss", "correct", "shares", "held")}
+        up["centroids"] = ctx.training.mean(centroids, sent["theta"])
         return own | {"theta": carry["theta"]}, up | {"after": ctx.training(carry["theta"])["loss"]}
 
 
@@ -76,6 +85,7 @@ def test_means_are_over_all_samples_of_the_client(federation, engine, memory):
             "loss": F.cross_entropy(outputs, y),
             "correct": (outputs.argmax(1) == y).double().mean(),
             "shares": len(y) * (F.one_hot(y, 3) * outputs.softmax(-1)).mean(0),
+            "centroids": torch.einsum("nc,nd->cd", F.one_hot(y, 3).float(), net[:2](x)) / len(y),
             "after": F.cross_entropy(task.module(result.own["theta"][m])(x), y),
         }
         for name, value in expected.items():

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.kernels.task import Task
@@ -27,7 +28,8 @@ def trained(folder, algorithm, engine="stacked"):
         data[client] = {s: (rng.normal(size=(n, 4)), rng.integers(0, 3, n)) for s, n in sizes.items() if n}
     torch.manual_seed(0)
     local = Local(lr=0.1, batch_size=4, steps=2)
-    made = ENGINES[engine](Task(nn.Linear(4, 3)), Federation.from_clients(data, classes=3), local, seed=1, threads=1)
+    task = trained_task(ALGORITHMS[algorithm](), Task(nn.Linear(4, 3)))
+    made = ENGINES[engine](task, Federation.from_clients(data, classes=3), local, seed=1, threads=1)
     runner = Runner(
         ALGORITHMS[algorithm](),
         LocalClients(made),

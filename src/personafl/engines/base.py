@@ -81,6 +81,10 @@ class StepBatches:
         here = self._batches[batch]
         return self._task.predict(theta, here.x, here.weight)
 
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
+
 
 class Engine(ABC):
     """Runs client programs on a federation in this process.
@@ -109,6 +113,7 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
+        task.feature_layer = local.features
         self._factors: dict[tuple[bool, ...], Tensor] = {}
         self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
@@ -206,6 +211,7 @@ class Engine(ABC):
 
     def _context(self, work: Work, info: State, data: Mapping[str, ClientData] | None = None) -> Context:
         """The context of one client, from its row of `_info`; its data by the names that `_asked_for` has."""
+        data = data or {}
         return Context(
             round=work.round,
             lr=self.local.rate(max(work.round, 1)),
@@ -214,7 +220,8 @@ class Engine(ABC):
             samples=info["samples"],
             batch_size=info["batch_size"],
             copy=info["copy"],
-            **(data or {}),
+            validation=data.get("validation"),
+            training=data.get("training"),
             factors=self._rate_factors(work.program) if self.local.groups else None,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from personafl.kernels.losses import Objective
+from personafl.kernels.losses import Objective, couples_samples
 from personafl.kernels.task import Batch, Task
 from personafl.states import State
 
@@ -21,25 +21,29 @@ class ClientData:
     y, weight
         The labels of its samples; 1 for a sample, 0 for padding.
     outputs
-        The model's outputs for them at a vector, in evaluation mode.
+        A task's outputs for them at a vector, in evaluation mode.
     """
 
     task: Task
     y: Tensor
     weight: Tensor
-    outputs: Callable[[Tensor], Tensor]
+    outputs: Callable[[Task, Tensor], Tensor]
 
     @classmethod
     def of(cls, task: Task, batch: Batch) -> ClientData:
         """The data of one client, outside of vmap."""
-        return cls(task, batch.y, batch.weight, lambda theta: task.predict(theta, batch.x, batch.weight))
+        return cls(task, batch.y, batch.weight, lambda task, theta: task.predict(theta, batch.x, batch.weight))
 
     def __call__(self, theta: Tensor) -> State:
-        sums = self.task.sums(self.outputs(theta), self.y, self.weight)
+        sums = self.task.sums(self.outputs(self.task, theta), self.y, self.weight)
         return {name: value / self._count for name, value in sums.items()}
 
     def mean(self, function: Objective, theta: Tensor, **extra: Tensor) -> Tensor:
-        values = function(self.outputs(theta), self.y, **extra)
+        task, resolved = self.task.resolved(function)
+        if couples_samples(resolved):
+            coupled: Tensor = resolved(self.outputs(task, theta), self.y, weight=self.weight, **extra)
+            return coupled
+        values = resolved(self.outputs(task, theta), self.y, **extra)
         weight = self.weight.reshape(-1, *(1 for _ in range(values.dim() - 1)))
         mean: Tensor = (values * weight).sum(0) / self._count
         return mean

@@ -124,10 +124,11 @@ class StackedEngine(Engine):
 
     def _data(self, batch: Batch, name: str, row: Tensor, fields: State) -> ClientData:
         """One client's data under vmap; outputs are computed outside of it, for all clients as one batch."""
-        predict = partial(self.task.predict_stacked, x=batch.x, weight=batch.weight)
-        return ClientData(
-            self.task, fields[f"{name}.y"], fields[f"{name}.weight"], lambda theta: outside_vmap(predict, row, theta)
-        )
+
+        def outputs(task: Task, theta: Tensor) -> Tensor:
+            return outside_vmap(partial(task.predict_stacked, x=batch.x, weight=batch.weight), row, theta)
+
+        return ClientData(self.task, fields[f"{name}.y"], fields[f"{name}.weight"], outputs)
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         def one(own: State, each: State) -> tuple[State]:
@@ -253,6 +254,11 @@ class StackedBatches:
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
+
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here, task = self._batches[batch], self._task.with_features
+        both = outside_vmap(partial(task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
+        return self._task.features_of(both)
 
 
 def _sample_bytes(engine: Engine) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from personafl.algorithms import Algorithm, FedAvg
 from personafl.algorithms.dry_run import blank_context, first_step
+from personafl.algorithms.extras import trained_task
 from personafl.engines.auto import some_samples
 from personafl.engines.base import torch_threads
 from personafl.engines.stacked import StackedEngine
@@ -147,6 +148,7 @@ def explain_task(
     task: Task, federation: Federation, algorithm: Algorithm, local: Local, schedule: Schedule, engine: EngineSettings
 ) -> Explanation:
     """`explain` for everything that a job is made of."""
+    task = trained_task(algorithm, task)
     with torch_threads(1):
         way = task.way(some_samples(federation, engine.device))
     cohort = schedule.cohort_size(len(federation))

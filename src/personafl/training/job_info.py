@@ -11,4 +11,4 @@ def job_info(task: Task, clients: int, local: Local, groups: tuple[str, ...] | N
     """The job of so many clients that train this task."""
     layers = tuple(zip(task.names, task.sizes, strict=True))
     shapes = tuple(tuple(shape) for shape in task.shapes)
-    return JobInfo(layers, clients, local, task.classification, groups, task.kinds, shapes)
+    return JobInfo(layers, clients, local, task.classification, groups, task.kinds, shapes, task.objective)

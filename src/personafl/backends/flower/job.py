@@ -18,6 +18,7 @@ from torch import Tensor
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.base import Sent
 from personafl.algorithms.dry_run import blank_context
+from personafl.algorithms.extras import trained_task
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
 from personafl.inputs import Shape
@@ -102,7 +103,8 @@ class JobDescription:
 
     def make_task(self, constants: State) -> Task:
         """The model with the initial weights that follow from the seed."""
-        return Task(initialize(self.make_model(), self.shape, self.outputs, self.seed, constants), self.make_kind())
+        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, constants)
+        return trained_task(self.make_algorithm(), Task(module, self.make_kind()))
 
     def make_kind(self) -> LearningTask:
         """What is learned, from this machine's personafl."""
