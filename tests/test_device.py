@@ -110,6 +110,7 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
     def gradient(theta, batch=0, objective=None, **extra):
         return theta * 2
 
+    gradient.predict = lambda theta, batch=0: theta[None, :4]
     gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
     gradient.features = lambda theta, batch=0: theta[None]
     carry = algorithm.step(carry, mine, gradient, ctx)
