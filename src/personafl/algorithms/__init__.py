@@ -34,6 +34,7 @@ from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.knnper import KNNPer
 from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
@@ -73,6 +74,7 @@ ALGORITHMS = Registry(
         FedALA,
         FedBN,
         MOON,
+        KNNPer,
         FedPAC,
         FedProto,
         FedAMP,
@@ -119,6 +121,7 @@ __all__ = [
     "Gradient",
     "HeurFedAMP",
     "JobInfo",
+    "KNNPer",
     "LGFedAvg",
     "Mean",
     "PFedMe",
