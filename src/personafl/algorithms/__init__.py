@@ -27,6 +27,7 @@ from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
@@ -35,11 +36,18 @@ from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
 from personafl.algorithms.knnper import KNNPer
+from personafl.algorithms.fml import FML
+from personafl.algorithms.heterofl import HeteroFL
+from personafl.algorithms.ifca import IFCA
 from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.lotteryfl import LotteryFL
+from personafl.algorithms.mocha import MOCHA
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedhn import PFedHN
 from personafl.algorithms.pfedme import PFedMe
+from personafl.algorithms.qffl import QFFL
 from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
@@ -61,6 +69,7 @@ ALGORITHMS = Registry(
         FedAdam,
         FedYogi,
         FedDyn,
+        QFFL,
         APFL,
         Ditto,
         PFedMe,
@@ -72,6 +81,8 @@ ALGORITHMS = Registry(
         LGFedAvg,
         FedRoD,
         FedALA,
+        HeteroFL,
+        LotteryFL,
         FedBN,
         MOON,
         KNNPer,
@@ -80,6 +91,11 @@ ALGORITHMS = Registry(
         FedAMP,
         HeurFedAMP,
         CFL,
+        IFCA,
+        FedFomo,
+        PFedHN,
+        MOCHA,
+        FML,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -92,7 +108,11 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "CFL",
+    "FML",
+    "IFCA",
+    "MOCHA",
     "MOON",
+    "QFFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -110,6 +130,7 @@ __all__ = [
     "FedBN",
     "FedDyn",
     "FedEM",
+    "FedFomo",
     "FedPAC",
     "FedPer",
     "FedProto",
@@ -119,11 +140,14 @@ __all__ = [
     "FedRoD",
     "FedYogi",
     "Gradient",
+    "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
     "KNNPer",
     "LGFedAvg",
+    "LotteryFL",
     "Mean",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",

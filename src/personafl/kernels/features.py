@@ -21,6 +21,8 @@ from personafl.kernels.outputs import logits
 from personafl.registry import suggestion
 from personafl.tasks.base import Objective
 
+Side = Literal["input", "output"]
+
 
 class NoFeatures(ModelError):
     """The model has no features as they are asked for, however it is computed."""
@@ -186,9 +188,7 @@ def last_layer(module: nn.Module) -> str:
     return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
-def named_layer(
-    module: nn.Module, layer: str, setting: str = "local.features"
-) -> tuple[str, Literal["input", "output"]]:
+def named_layer(module: nn.Module, layer: str, setting: str = "local.features") -> tuple[str, Side]:
     """A layer as somebody names it: its path, and which side of it.
 
     >>> named_layer(nn.Sequential(nn.Linear(3, 2)), "0.input")
