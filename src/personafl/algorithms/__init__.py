@@ -35,10 +35,10 @@ from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
-from personafl.algorithms.knnper import KNNPer
 from personafl.algorithms.fml import FML
 from personafl.algorithms.heterofl import HeteroFL
 from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.knnper import KNNPer
 from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.lotteryfl import LotteryFL
 from personafl.algorithms.mocha import MOCHA
