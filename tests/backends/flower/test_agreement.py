@@ -38,7 +38,8 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
         assert same(site_model(site), wanted)
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param(name, marks=pytest.mark.slow) for name in ("fedproto", "fedpac")])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedpac", "knnper"])
 def test_and_so_do_algorithms_of_features_for_models_of_two_layers(tmp_path, algorithm):
     """The layer is named in the settings: no code travels."""
     data = federation()
