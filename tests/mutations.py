@@ -372,6 +372,16 @@ MUTATIONS: list[Mutation] = [
         ("heads: frozen", "heads.index_copy_", "heads.clone().index_copy_"),
     ),
     *_of(
+        "knnper", "knnper",
+        ("votes: all the same", "weight = (near - near[:, :1]).exp() * ", "weight = 1.0 * "),
+        ("neighbours: the farthest", "(-distance / self.scale)", "(distance / self.scale)"),
+        ("scale: dropped", "(-distance / self.scale)", "(-distance)"),
+        ("mixture: shares exchanged", "torch.where(found[-1:] > 0, best", "torch.where(found[-1:] > 0, 1 - best"),
+        ("choice: the worst share", "torch.argmax(found[:-1] - 1e-6 * grid", "torch.argmin(found[:-1] + 1e-6 * grid"),
+        ("memory: the first samples", "weight.sum().clamp(min=self.rows) / self.rows", "weight.new_ones(())"),
+        ("empty places: vote too", "masked_fill(labels == 0, -1e30)", "masked_fill(labels < 0, -1e30)"),
+    ),
+    *_of(
         "fedamp", "fedamp",
         ("pull to u: sign flipped", 'add_(rate * sent["u"])', 'sub_(rate * sent["u"])'),
         ("pull to u: dropped", 'rate = ctx.rates * sent["pull"]', 'rate = 0 * sent["pull"]'),

@@ -41,6 +41,7 @@ from personafl.algorithms.fedrod import FedRoD
 from personafl.algorithms.fml import FML
 from personafl.algorithms.heterofl import HeteroFL
 from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.knnper import KNNPer
 from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.lotteryfl import LotteryFL
 from personafl.algorithms.mocha import MOCHA
@@ -90,6 +91,7 @@ ALGORITHMS = Registry(
         LotteryFL,
         FedBN,
         MOON,
+        KNNPer,
         FedPAC,
         FedProto,
         FedAMP,
@@ -150,6 +152,7 @@ __all__ = [
     "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
+    "KNNPer",
     "LGFedAvg",
     "LotteryFL",
     "Mean",

@@ -40,6 +40,22 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
         assert same(site_model(site), wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedpac", "knnper"])
+def test_and_so_do_algorithms_of_features_for_models_of_two_layers(tmp_path, algorithm):
+    """The layer is named in the settings: no code travels."""
+    data = federation()
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    more = {"model": {"name": "mlp", "hidden": [5]}, "max_weight": 1.0}
+    if algorithm == "fedproto":
+        more["local"] = {"steps": 2, "batch_size": 4, "lr": 0.1, "features": "1"}
+    ours = flower(tmp_path / "flower", grid, algorithm, **more)
+    more.pop("max_weight")
+    reference = loop(tmp_path / "loop", algorithm, data, **more)
+    assert same(server_state(ours), server_state(reference))
+    assert same_clients(ours, reference)
+
+
 def test_sites_keep_the_state_of_their_optimizer(tmp_path):
     """And know how long a cosine is, which has the run's rounds."""
     local = {"steps": 2, "batch_size": 4, "lr": 0.1, "optimizer": "adamw", "optimizer_state": "kept"}
