@@ -5,6 +5,7 @@ background of a script), a test that hangs is stopped, and nothing that a test s
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -73,6 +74,17 @@ def pytest_make_parametrize_id(val, argname):
 def pytest_collect_file():
     """Without doctest's import of test modules: it passes over import errors, and then a broken one counts as empty."""
     return [collector for collector in (yield) if type(collector).__name__ != "DoctestModule"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is collected stays until the end: nothing looks through it again and again for what could be freed."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # --- time limits

@@ -26,11 +26,17 @@ PER_STEP = {
     "apfl": 2,
     "fedem": 1,
     **dict.fromkeys(("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "separate", "scaffold", "fedper"), 1),
-    **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala"), 1),
+    **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala", "heterofl", "lotteryfl"), 1),
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),
     "cfl": 1,
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "qffl"), 1),
+    "ifca": 1,
+    "fedfomo": 1,
+    "pfedhn": 1,
+    "mocha": 1,
+    "fml": 2,
 }
 
 

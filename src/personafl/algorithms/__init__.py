@@ -27,6 +27,7 @@ from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
@@ -34,11 +35,18 @@ from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.fml import FML
+from personafl.algorithms.heterofl import HeteroFL
+from personafl.algorithms.ifca import IFCA
 from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.lotteryfl import LotteryFL
+from personafl.algorithms.mocha import MOCHA
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedhn import PFedHN
 from personafl.algorithms.pfedme import PFedMe
+from personafl.algorithms.qffl import QFFL
 from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
@@ -60,6 +68,7 @@ ALGORITHMS = Registry(
         FedAdam,
         FedYogi,
         FedDyn,
+        QFFL,
         APFL,
         Ditto,
         PFedMe,
@@ -71,6 +80,8 @@ ALGORITHMS = Registry(
         LGFedAvg,
         FedRoD,
         FedALA,
+        HeteroFL,
+        LotteryFL,
         FedBN,
         MOON,
         FedPAC,
@@ -78,6 +89,11 @@ ALGORITHMS = Registry(
         FedAMP,
         HeurFedAMP,
         CFL,
+        IFCA,
+        FedFomo,
+        PFedHN,
+        MOCHA,
+        FML,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -90,7 +106,11 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "CFL",
+    "FML",
+    "IFCA",
+    "MOCHA",
     "MOON",
+    "QFFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -108,6 +128,7 @@ __all__ = [
     "FedBN",
     "FedDyn",
     "FedEM",
+    "FedFomo",
     "FedPAC",
     "FedPer",
     "FedProto",
@@ -117,10 +138,13 @@ __all__ = [
     "FedRoD",
     "FedYogi",
     "Gradient",
+    "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
     "LGFedAvg",
+    "LotteryFL",
     "Mean",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",

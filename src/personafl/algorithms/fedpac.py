@@ -112,7 +112,7 @@ class FedPAC(Welcomes, FedRep):
         return carry | {"features": features, "variance": variance}, steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        if ctx.step >= self.head_steps:
+        if ctx.step >= self.head_steps:  # the head does not move features
             term = Alignment(self.lam, self._by_class.width)
             grad = partial(grad, objective=term, prototypes=sent["prototypes"], known=sent["known"])  # type: ignore[assignment]
         return super().step(carry, sent, grad, ctx)

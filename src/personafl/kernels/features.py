@@ -72,11 +72,12 @@ class WithFeatures(nn.Module):
         return both[..., : self.width.outputs], both[..., self.width.outputs :]
 
     def of_both(self, objective: Objective) -> Objective:
-        """An objective of outputs and features as one of what `forward` gives."""
+        """An objective of outputs, and of features where it uses them, as one of what `forward` gives."""
 
         def joined(both: Tensor, y: Tensor, **extra: Any) -> Any:
             outputs, features = self.split(both)
-            return objective(outputs, y, features=features, **extra)
+            more = {"features": features} if uses_features(objective) else {}
+            return objective(outputs, y, **more, **extra)
 
         joined.couples_samples = getattr(objective, "couples_samples", False)  # type: ignore[attr-defined]
         return joined

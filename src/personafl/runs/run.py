@@ -262,8 +262,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether training ended and the models are there, or at the sites that they belong to."""
-        made = ("personal.safetensors", "elsewhere.json")
-        return any((self.folder.models / name).exists() for name in made) and not self.folder.unmerged
+        return self.folder.complete
 
     @property
     def algorithm(self) -> Algorithm:

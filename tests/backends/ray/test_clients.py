@@ -103,12 +103,19 @@ def cluster():
 
 
 class Pooled(Shards):
-    """Takes actors that are idle before it starts new ones, and leaves them idle."""
+    """Takes actors that are idle before it starts new ones, makes them anew, and leaves them idle.
+
+    A new process would take seconds to load torch.
+    """
 
     idle: list = []  # noqa: RUF012 (shared on purpose)
 
     def _new_worker(self):
-        return self.idle.pop() if self.idle else super()._new_worker()
+        if not self.idle:
+            return super()._new_worker()
+        worker = self.idle.pop()
+        worker.__ray_call__.remote(Worker.__init__, self._told)
+        return worker
 
     def close(self):
         self.idle.extend(dict.fromkeys(self.workers))
@@ -184,7 +191,7 @@ AVERAGING = [name for name, kind in ALGORITHMS.items() if any(isinstance(how, Me
 
 
 def test_which_algorithms_are_averaged_on_the_way():
-    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl"}
+    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl", "fedfomo", "pfedhn", "mocha"}
     assert set(AVERAGING) == set(ALGORITHMS) - whole
 
 
@@ -384,10 +391,8 @@ def test_every_algorithm_as_on_the_stacked_engine(cluster, tmp_path, name):
 
 
 @pytest.mark.parametrize("privacy", [None, pytest.param(Privacy(clip=1.0, noise=0.5), marks=pytest.mark.slow)])
-def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
+def test_actors_help_each_other(cluster, tmp_path, privacy):
     """Clients take their states along and back again, and leave nothing behind."""
-    if privacy:
-        monkeypatch.setattr(Pooled, "idle", [])  # those that are idle do not know of it
     clients = on_ray(3, tmp_path)
     clients.privacy = privacy
     clients.shards._config = replace(clients.shards._config, privacy=privacy)
@@ -408,16 +413,11 @@ def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
         kept = cluster.get(worker.__ray_call__.remote(lambda worker, n=n: worker._shards[n][1].store.slots))
         assert set(np.flatnonzero(kept >= 0)) == set(clients.shards.ids[n]) & set(np.flatnonzero(run.active))
     assert clients.shards.moved["put_rows_down"] == helped * (8 + clients.row_bytes)
-    if privacy:
-        for worker in clients.shards.workers:
-            cluster.kill(worker)
-    else:
-        clients.close()
+    clients.close()
 
 
 def test_clients_on_actors_keep_the_state_of_their_optimizer(cluster, tmp_path, monkeypatch):
     """Also those that are trained by another actor than their own."""
-    monkeypatch.setattr(Pooled, "idle", [])  # those that are idle train otherwise
     kept = replace(LOCAL, optimizer="adamw", eps=1e-3, optimizer_state="kept")
     monkeypatch.setitem(globals(), "LOCAL", kept)
     clients = on_ray(2, tmp_path)
@@ -429,8 +429,7 @@ def test_clients_on_actors_keep_the_state_of_their_optimizer(cluster, tmp_path, 
         expected.step()
     assert "client optimizer.v.square" in state_of(run)
     assert_close(state_of(run), state_of(expected))
-    for worker in clients.shards.workers:
-        cluster.kill(worker)
+    clients.close()
 
 
 @pytest.mark.parametrize("name", ["selffl", pytest.param("ditto", marks=pytest.mark.slow)])
@@ -614,6 +613,9 @@ def test_where_there_is_no_room_for_a_new_actor_another_does_its_work(cluster, t
     run.step()
     assert run.active.tolist() == [2] * CLIENTS
     clients.close()
+    (left,) = Pooled.idle
+    monkeypatch.undo()
+    Pooled.idle.append(left)
 
 
 def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monkeypatch):
