@@ -74,7 +74,7 @@ MUTATIONS: list[Mutation] = [
         ("E-step: at the present components", "y, received, shares).detach()", "y, features, shares).detach()"),
         ("M-step: shares stay", 'return {"shares": carry["shares"]}', 'return {"shares": own["shares"]}'),
         ("M-step: responsibilities dropped", "(q * values)", "values"),
-        ("components: all alike", "[order].view_as", ".view_as"),
+        ("components: all alike", "several_starts(first, self.c", "several_starts(0 * first, self.c"),
     ),
     *_of(
         "separate", "separate",

@@ -7,15 +7,15 @@ ICLR 2021.
     server   every number of W ← the mean over the clients that have it; as it was where nobody has
 
 Inputs of the model and its outputs are never narrowed. While a client trains, what hidden layers put out is divided by
-r_i (`scaler`), as dropout does it, so that wide and narrow networks speak alike; in use it is not. A layer's division by
-r is a division of its weights and biases: with s = 1/r for hidden layers and 1 elsewhere, the gradient is s ∇f(s ⊙ W).
+r_i (`scaler`), as dropout does it, so that wide and narrow networks are alike in scale; in use it is not. A division by
+r is one of a layer's weights and biases: with s = 1/r for hidden layers and 1 elsewhere, the gradient is s ∇f(s ⊙ W).
 Batch normalization goes by the batch, and statistics are made at the end, as the paper's static one: here always.
 
 A narrow network is the vector W with zeros, and computes what the small one would. What this does not show: the time
 and traffic that narrow clients save, because vectors have their full length (1/1; the paper's r² of the weights). A
 client keeps W_i, its personalized model; W is the global one. `ratios` go round the clients in their order, or round
-the groups of the federation (`assign = "groups"`). Ours: a client that was never active has its part of W, a newcomer is
-as wide as the first client; the masked loss for missing classes, the paper's third device, is not here.
+the groups of the federation (`assign = "groups"`). Ours: a client that was never active has its part of W; a newcomer
+is as wide as the first client; the masked loss for missing classes, the paper's third device, is not here.
 """
 
 from __future__ import annotations

@@ -28,12 +28,9 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Program, Sent, Uplink, Uploads
+from personafl.algorithms.starts import several_starts
 from personafl.settings import check
 from personafl.states import State
-from personafl.streams import array_key
-
-LEAST = 0.01
-"""The standard deviation where the model has none: all of its parameters are the same."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,7 @@ class IFCA(Algorithm):
         return fitted
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
-        draw = torch.Generator().manual_seed(array_key(theta0.cpu().numpy()))
-        first = theta0.cpu()
-        others = [_drawn_like(first, self._sizes, draw) for _ in range(self.clusters - 1)]
-        return {"models": torch.stack([first, *others]).to(theta0.device)}
+        return {"models": several_starts(theta0, self.clusters, self._sizes)}
 
     def send(self, server: State, ids: Tensor) -> Sent:
         return Sent({"models": server["models"]})
@@ -130,14 +124,3 @@ def choose(models: Tensor, ctx: Context) -> State:
     best = losses.argmin()[None]
     chosen = (torch.arange(len(models), device=models.device) == best).to(models)
     return {"theta": models.index_select(0, best)[0], "chosen": chosen}
-
-
-def _drawn_like(theta0: Tensor, sizes: tuple[int, ...], draw: torch.Generator) -> Tensor:
-    """A vector whose pieces have the means and standard deviations of θ0's."""
-    same = bool((theta0 == theta0[0]).all())
-    pieces = torch.split(theta0, list(sizes) or len(theta0))
-    spreads = [piece.new_tensor(LEAST) if same else piece.std(unbiased=False) for piece in pieces]
-    drawn = [
-        piece.mean() + std * torch.randn(len(piece), generator=draw) for piece, std in zip(pieces, spreads, strict=True)
-    ]
-    return torch.cat(drawn)
