@@ -12,6 +12,8 @@ from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.extras import ForSomeModels
 
 FOR_ANY_MODEL = [name for name, kind in ALGORITHMS.items() if not issubclass(kind, ForSomeModels)]
+FOR_TWO_LAYERS = [name for name in ALGORITHMS if name != "fedbn"]
+"""Algorithms for a classifier of two linear layers: all but those that ask for normalization."""
 
 ARCHETYPES = {
     "fedavg": "one model for all, a mean of what is sent",

@@ -292,7 +292,7 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
     if job.engine.precision != "float32":
         resolved["precision"] = job.engine.precision
     if "name" not in job.tables.get("model", {}):
-        resolved["module"] = called(job.task.template)
+        resolved["module"] = called(job.task.inner or job.task.template)
     if job.privacy is not None and job.privacy.noise:
         resolved["noise"] = "follows from the seed: protects nobody"
     return resolved

@@ -58,13 +58,16 @@ class Local:
     lr_min
         Where a cosine ends.
     groups
-        Factors of the learning rate by parameter: of the `head` (the last layer that has parameters, or what fedper
-        calls so), the `body` (the others), and of parameters by their names, with * for any letters, as in
+        Factors of the learning rate by parameter: of the `head` (the last layer that has parameters, or what fedper,
+        fedrep, … call so), the `body` (the others), and of parameters by their names, with * for any letters, as in
         `"*.bias"`. The factors of all that fit a parameter are multiplied; 0 leaves it as it is.
     held_back
         Share of each client's validation samples that algorithms do not see: scores on them (`personal_held_*`) can
         be compared between methods that choose something on validation data and methods that do not. Left out, they
         see all of it.
+    features
+        Of algorithms that look at features: the layer whose output they are ("body"), or whose input ("head.input").
+        Left out: what the module returns beside its outputs, else the input of its last layer with parameters.
 
     Examples
     --------
@@ -94,6 +97,7 @@ class Local:
     warmup: int = 0
     lr_min: float = 0.0
     groups: dict[str, float] = field(default_factory=dict)
+    features: str = ""
 
     def __post_init__(self) -> None:
         if callable(self.lr):

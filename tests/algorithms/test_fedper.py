@@ -1,85 +1,31 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from personafl.algorithms import Algorithm, FedAvg, FedPer, Separate, Uploads
-from personafl.engines import ENGINES
+from personafl.algorithms import FedAvg, FedPer, Separate, Uploads
 from personafl.errors import ConfigError
-from personafl.federation import Federation
-from personafl.kernels.task import Task
-from personafl.settings import Local, Schedule
-from personafl.storage.folder import RunFolder
-from personafl.training.clients import LocalClients
-from personafl.training.evaluation import personal_models
-from personafl.training.runner import Runner
-
-LR, STEPS, SIZES = 0.3, 4, (5, 12, 8)
-PARAMETERS = {"0.weight": 30, "0.bias": 5, "2.weight": 20, "2.bias": 4, "4.weight": 12, "4.bias": 3}
-EVERYTHING = sum(PARAMETERS.values())
-
-
-def data(m: int) -> tuple[np.ndarray, np.ndarray]:
-    draw = np.random.default_rng(m)
-    return draw.standard_normal((SIZES[m % 3], 6)).astype(np.float32), draw.integers(0, 3, SIZES[m % 3])
-
-
-def model() -> nn.Module:
-    torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-
-
-def start(
-    algorithm: Algorithm, folder: Path, clients: int = 3, activity: float = 1.0, batch_size: int = 0,
-    engine: str = "stacked",
-) -> Runner:  # fmt: skip
-    federation = Federation.from_clients({f"c{m}": {"train": data(m)} for m in range(clients)}, classes=3)
-    local = Local(lr=LR, batch_size=batch_size, steps=STEPS)
-    made = ENGINES[engine](Task(model()), federation, local, seed=0, threads=1)
-    return Runner(
-        algorithm, LocalClients(made), Schedule(rounds=10**6, activity=activity, eval_every=0), RunFolder(folder), {}
-    )
-
-
-def trained(algorithm: Algorithm, folder: Path, rounds: int = 3, **options: object) -> Runner:
-    runner = start(algorithm, folder, **options)  # type: ignore[arg-type]
-    for _ in range(rounds):
-        runner.step()
-    return runner
-
-
-def personal(runner: Runner) -> np.ndarray:
-    parts = personal_models(runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(True))
-    return torch.cat([part.theta for part in parts]).numpy()
-
-
-def vector(state: dict[str, torch.Tensor]) -> np.ndarray:
-    return torch.cat([state[name].flatten() for name in PARAMETERS]).numpy()
+from tests.oracles.parts import (
+    EVERYTHING,
+    PARAMETERS,
+    descended,
+    initial,
+    mean,
+    model,
+    personal,
+    start,
+    trained,
+    vector,
+)
 
 
 def oracle(head: set[str], rounds: int, weighted: bool) -> list[dict[str, torch.Tensor]]:
     """FedPer in float64 with ordinary modules: after each round, everybody's current base and own head."""
-    p = np.array(SIZES) / sum(SIZES) if weighted else np.full(3, 1 / 3)
-    base = {name: value.double() for name, value in model().state_dict().items()}
-    heads = [{name: base[name] for name in head} for _ in SIZES]
+    base = initial()
+    heads = [{name: base[name] for name in head} for _ in range(3)]
     for _ in range(rounds):
-        locals_ = []
-        for m in range(3):
-            net = model().double()
-            net.load_state_dict({**base, **heads[m]})
-            x, y = data(m)
-            for _ in range(STEPS):
-                net.zero_grad()
-                F.cross_entropy(net(torch.tensor(x).double()), torch.tensor(y)).backward()
-                with torch.no_grad():
-                    for parameter in net.parameters():
-                        parameter -= LR * parameter.grad
-            locals_.append({name: value.clone() for name, value in net.state_dict().items()})
-            heads[m] = {name: locals_[m][name] for name in head}
-        base = {name: sum(p[m] * locals_[m][name] for m in range(3)) for name in PARAMETERS}
+        found = [descended({**base, **heads[m]}, m) for m in range(3)]
+        heads = [{name: one[name] for name in head} for one in found]
+        base = mean(found, weighted)
     return [{**base, **heads[m]} for m in range(3)]
 
 

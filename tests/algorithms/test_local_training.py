@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, 
 
 from personafl.algorithms import ALGORITHMS, SCAFFOLD, FedAMP, FedPer, PerFedAvg, PFedMe, Separate
 from personafl.algorithms.base import Context
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.engines.base import StepBatches, Work
 from personafl.errors import ConfigError
@@ -21,7 +22,7 @@ from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner
-from tests.archetypes import FOR_ANY_MODEL, SHORT_GRID
+from tests.archetypes import FOR_TWO_LAYERS, SHORT_GRID
 from tests.oracles.quadratic import personal, quadratics, server, states, train
 
 LR, ROUNDS = 0.02, 3
@@ -42,7 +43,7 @@ def module() -> nn.Module:
 
 
 def runner(algorithm, local: Local, folder, engine: str = "stacked") -> Runner:
-    made = ENGINES[engine](Task(module()), federation(), local, seed=2, threads=1)
+    made = ENGINES[engine](trained_task(algorithm, Task(module())), federation(), local, seed=2, threads=1)
     return Runner(algorithm, LocalClients(made), Schedule(rounds=100, eval_every=0), RunFolder(folder), {})
 
 
@@ -163,13 +164,14 @@ ANYTHING = {
 }
 REFUSED = {
     "scaffold": {"adam", "adamw, kept", "nesterov, kept", "clipping", "cosine over steps"},
+    "qffl": {"adam", "adamw, kept"},
     "selffl": {"adam", "adamw, kept", "clipping", "groups", "cosine over steps"},
     "selffl-aug": {"adam", "adamw, kept", "clipping", "groups", "cosine over steps"},
 }
-WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate"}
+WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate", "qffl": "is one of SGD"}
 
 
-@pytest.mark.parametrize("algorithm", FOR_ANY_MODEL)
+@pytest.mark.parametrize("algorithm", FOR_TWO_LAYERS)
 def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_path, algorithm):
     settings = SHORT_GRID if algorithm.startswith("persfl") else {}
     plain = runner(ALGORITHMS[algorithm](**settings), Local(lr=LR, steps=3), tmp_path)
@@ -184,7 +186,9 @@ def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_pat
         run = runner(ALGORITHMS[algorithm](**settings), local, tmp_path)
         run.step()
         same = {n: torch.equal(v, run.server[n]) for n, v in plain.server.items() if n not in ("round", "clients")}
-        assert algorithm == "separate" or not any(same[n] for n in ("theta", "base", "models") if n in same), name
+        assert algorithm == "separate" or not any(
+            same[n] for n in ("theta", "base", "body", "head", "models") if n in same
+        ), name
         run._evaluate(last=True)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.engines.stacked import StackedEngine
 from personafl.federation import Federation
@@ -15,7 +16,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import measure, personal_models
 from personafl.training.runner import Runner
-from tests.archetypes import ARCHETYPES, FOR_ANY_MODEL, SHORT_GRID, archetypes
+from tests.archetypes import ARCHETYPES, FOR_TWO_LAYERS, SHORT_GRID, archetypes
 
 MODELS = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
@@ -52,6 +53,7 @@ SHORT = {
     "selffl-aug": {"extra_steps": 12},
     "fedavg-ft": {"fine_tune_steps": 5},
     "fedprox-ft": {"fine_tune_steps": 5},
+    "fedbabu": {"fine_tune_steps": 5},
 }
 """Fewer steps where a client takes the same ones again and again."""
 LONG = (*ARCHETYPES, "fedbn")
@@ -59,7 +61,7 @@ LONG = (*ARCHETYPES, "fedbn")
 
 
 def model_for(algorithm: str) -> str:
-    return "mlp" if algorithm in FOR_ANY_MODEL else "cnn with batch norm"
+    return "mlp" if algorithm in FOR_TWO_LAYERS else "cnn with batch norm"
 
 
 def federation(clients: int = 7) -> Federation:
@@ -89,12 +91,14 @@ def run(
 ) -> Runner:
     torch.manual_seed(0)
     threads = 3 if engine == "threaded" else 1
-    made = ENGINES[engine](Task(MODELS[model]()), federation(), local, seed=5, memory=memory, threads=threads)
+    settings |= SHORT.get(algorithm, {})
+    chosen = ALGORITHMS[algorithm](**settings)
+    task = trained_task(chosen, Task(MODELS[model]()))
+    made = ENGINES[engine](task, federation(), local, seed=5, memory=memory, threads=threads)
     if memory < 0:  # smaller than any client: one at a time
         made.memory = 0
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0, checkpoint_every=0)
-    settings |= SHORT.get(algorithm, {})
-    runner = Runner(ALGORITHMS[algorithm](**settings), LocalClients(made), schedule, RunFolder(folder), {})
+    runner = Runner(chosen, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(rounds):
         runner.step()
     return runner

@@ -7,13 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.settings import Local
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles
 from personafl.training.runner import Runner
-from tests.archetypes import FOR_ANY_MODEL, archetypes
+from tests.archetypes import FOR_TWO_LAYERS, archetypes
 from tests.engines.test_agreement import MODELS, Schedule, Task, federation, torch
 
 ROUNDS, BATCH = 2, 4
@@ -23,8 +24,19 @@ PER_STEP = {
     "pfedme": 5,
     "perfedavg": 2,
     "apfl": 2,
+    "fedem": 1,
     **dict.fromkeys(("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "separate", "scaffold", "fedper"), 1),
+    **dict.fromkeys(("fedrep", "fedbabu", "lg-fedavg", "fedala", "heterofl", "lotteryfl"), 1),
+    "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),
+    "cfl": 1,
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "qffl"), 1),
+    "ifca": 1,
+    "fedfomo": 1,
+    "pfedhn": 1,
+    "mocha": 1,
+    "fml": 2,
 }
 
 
@@ -35,6 +47,9 @@ SMALL = {
     "fedavg-ft": {"fine_tune_steps": 8},
     "fedprox-ft": {"fine_tune_steps": 8},
     "selffl-aug": {"extra_steps": 4},
+    "fedbabu": {"fine_tune_steps": 8},
+    "fedrep": {"head_steps": 3},
+    "fedala": {"start_steps": 5},
 }
 
 
@@ -45,14 +60,22 @@ def made(name: str) -> Algorithm:
 def before_evaluation(name: str, samples: np.ndarray) -> np.ndarray:
     """Fine-tuning takes 8 steps, Per-FedAvg's adaptation one, PersFL 3 epochs for each of 4 students."""
     epoch = -(-samples // BATCH)
-    taken = {"fedavg-ft": 8, "fedprox-ft": 8, "perfedavg": 1, "persfl": 12 * epoch, "persfl-gd": 12 * epoch}
+    taken = {
+        "fedavg-ft": 8,
+        "fedprox-ft": 8,
+        "fedbabu": 8,
+        "perfedavg": 1,
+        "persfl": 12 * epoch,
+        "persfl-gd": 12 * epoch,
+    }
     return taken.get(name, 0) + np.zeros_like(samples)
 
 
 def run(engine: str, algorithm: Algorithm, folder, local: Local, activity: float = 0.6, memory: int = 1024) -> Runner:
     torch.manual_seed(0)
     threads = 2 if engine == "threaded" else 1
-    own = ENGINES[engine](Task(MODELS["mlp"]()), federation(), local, seed=5, memory=memory, threads=threads)
+    task = trained_task(algorithm, Task(MODELS["mlp"]()))
+    own = ENGINES[engine](task, federation(), local, seed=5, memory=memory, threads=threads)
     schedule = Schedule(rounds=ROUNDS, activity=activity, eval_every=0, checkpoint_every=1)
     files = RunFolder(folder)
     files.create({})
@@ -83,6 +106,12 @@ def test_on_every_other_engine(tmp_path, name, engine):
 
 def counts_what_is_known(tmp_path, name, engine):
     """Gradients a step, times the steps taken, and what comes before the last evaluation."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", FOR_TWO_LAYERS)
+def test_every_algorithm_on_every_engine(tmp_path, name, engine):
+    """What is known: gradients a step, times the steps taken, and what comes before the last evaluation."""
     runner = run(engine, made(name), tmp_path / "run", Local(lr=0.01, batch_size=BATCH, epochs=2))
     rounds = runner.folder.rounds()
     for record in rounds:
@@ -92,6 +121,8 @@ def counts_what_is_known(tmp_path, name, engine):
     assert rounds[-1].get("evaluation_gradients", 0) == extra.sum()
     if not name.startswith("selffl"):  # whose clients choose their number of steps themselves
         trained = runner.active * PER_STEP[name] * 2 * -(-federation().sizes("train") // BATCH)
+        # Before those of the settings: 3 steps of the head; 5 of FedALA's weights in a client's second round.
+        trained += {"fedrep": 3 * runner.active, "fedala": 5 * (runner.active > 1)}.get(name, 0)
         np.testing.assert_array_equal(counted(runner), trained + extra)
 
 

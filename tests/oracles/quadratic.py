@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from personafl.algorithms import Algorithm
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.kernels.task import Task
@@ -72,7 +73,7 @@ def train(
     with torch.no_grad():
         module.weight.copy_(torch.zeros(1, d) if start is None else torch.tensor(start, dtype=torch.float32)[None])
     settings = Local(lr=lr, batch_size=0, steps=steps, **local)  # type: ignore[arg-type]
-    made = ENGINES[engine](Task(module, "mse"), problem.federation, settings, seed=0)
+    made = ENGINES[engine](trained_task(algorithm, Task(module, "mse")), problem.federation, settings, seed=0)
     schedule = Schedule(rounds=10**9, activity=activity, eval_every=0, checkpoint_every=0)
     runner = Runner(algorithm, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(rounds):
@@ -107,3 +108,24 @@ def fixed_point(linear: Callable[[Array], Array], d: int) -> Array:
     shift = linear(np.zeros(d))
     matrix = np.stack([linear(column) - shift for column in np.eye(d)], axis=1)
     return np.linalg.solve(np.eye(d) - matrix, shift)
+
+
+def clustered(centres: Array, members: Array, spread: float = 0.0, seed: int = 0) -> Quadratics:
+    """Clients in groups: client m's optimum is `centres[members[m]]`, or within `spread` of it."""
+    draw = np.random.default_rng(seed)
+    optima = np.asarray(centres, float)[members] + spread * draw.standard_normal((len(members), len(centres[0])))
+    sizes, data, hessians = draw.integers(8, 20, len(members)), {}, []
+    for m, z in enumerate(optima):
+        x = draw.standard_normal((sizes[m], len(z))).astype(np.float32)
+        pair = x, (x @ z).astype(np.float32)
+        data[f"client-{m}"] = {"train": pair, "test": pair}
+        exact = x.astype(np.float64)
+        hessians.append(2 * exact.T @ exact / len(x))
+    return Quadratics(np.array(hessians), optima, sizes.astype(float), Federation.from_clients(data))
+
+
+def losses(problem: Quadratics, w: Array) -> Array:
+    """F_m(w) of all clients, from their samples."""
+    x, y = problem.federation.x.double().numpy(), problem.federation.y.double().numpy().reshape(-1)
+    squares = (x @ w - y) ** 2
+    return np.array([squares[start:end].mean() for start, end in problem.federation.bounds[:, :2]])

@@ -23,7 +23,7 @@ from personafl.algorithms import (
 )
 from personafl.errors import DataError
 from personafl.settings import Local
-from tests.archetypes import archetypes
+from tests.archetypes import FOR_TWO_LAYERS, archetypes
 from tests.oracles.quadratic import quadratics
 
 LR, STEPS = 0.02, 5
@@ -40,7 +40,7 @@ def files(run: pf.Run) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", archetypes())
+@pytest.mark.parametrize("name", archetypes(FOR_TWO_LAYERS))
 def test_every_algorithm_has_a_model_for_a_newcomer_and_the_run_stays_as_it_is(federation, tmp_path, name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))

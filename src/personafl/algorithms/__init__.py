@@ -18,15 +18,35 @@ from personafl.algorithms.base import (
     Uplink,
     Uploads,
 )
+from personafl.algorithms.cfl import CFL
 from personafl.algorithms.ditto import Ditto
+from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
+from personafl.algorithms.fedbabu import FedBABU
 from personafl.algorithms.fedbn import FedBN
+from personafl.algorithms.feddyn import FedDyn
+from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedfomo import FedFomo
+from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
+from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
+from personafl.algorithms.fedrep import FedRep
+from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.fml import FML
+from personafl.algorithms.heterofl import HeteroFL
+from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.lotteryfl import LotteryFL
+from personafl.algorithms.mocha import MOCHA
+from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedhn import PFedHN
 from personafl.algorithms.pfedme import PFedMe
+from personafl.algorithms.qffl import QFFL
 from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
@@ -43,14 +63,37 @@ ALGORITHMS = Registry(
         FedProx,
         FedProxFT,
         SCAFFOLD,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
+        FedDyn,
+        QFFL,
         APFL,
         Ditto,
         PFedMe,
         PerFedAvg,
         FedPer,
+        FedEM,
+        FedRep,
+        FedBABU,
+        LGFedAvg,
+        FedRoD,
+        FedALA,
+        HeteroFL,
+        LotteryFL,
         FedBN,
+        MOON,
+        FedPAC,
+        FedProto,
         FedAMP,
         HeurFedAMP,
+        CFL,
+        IFCA,
+        FedFomo,
+        PFedHN,
+        MOCHA,
+        FML,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -62,23 +105,46 @@ ALGORITHMS = Registry(
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "CFL",
+    "FML",
+    "IFCA",
+    "MOCHA",
+    "MOON",
+    "QFFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
     "Context",
     "Ditto",
     "Each",
+    "FedALA",
     "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgFT",
+    "FedAvgM",
+    "FedBABU",
     "FedBN",
+    "FedDyn",
+    "FedEM",
+    "FedFomo",
+    "FedPAC",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedProxFT",
+    "FedRep",
+    "FedRoD",
+    "FedYogi",
     "Gradient",
+    "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
+    "LGFedAvg",
+    "LotteryFL",
     "Mean",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",

@@ -45,8 +45,19 @@ from personafl.settings import Local, check
 from personafl.states import State
 
 __all__ = [
-    "About", "Algorithm", "Context", "Each", "Gradient", "JobInfo", "Mean", "Program", "Sent", "Uplink", "Uploads",
-    "Validation", "Weights",
+    "About",
+    "Algorithm",
+    "Context",
+    "Each",
+    "Gradient",
+    "JobInfo",
+    "Mean",
+    "Program",
+    "Samples",
+    "Sent",
+    "Uplink",
+    "Uploads",
+    "Weights",
 ]  # fmt: skip
 
 
@@ -54,7 +65,11 @@ class Gradient(Protocol):
     """What a step sees of its client's data: the batches that were drawn for it."""
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Any = None, **extra: Tensor) -> Tensor:
-        """Gradient of the mean loss at `theta` on one of this step's batches."""
+        """Gradient of the mean loss at `theta` on one of this step's batches.
+
+        `objective(outputs, y, **extra)` takes the place of the loss, or comes to it where it has the attribute
+        `added_to_loss = True`; with `uses_features = True` it is called with `features=…` as well.
+        """
         ...
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
@@ -65,12 +80,27 @@ class Gradient(Protocol):
         """The model's outputs at `theta` on one of this step's batches, in evaluation mode."""
         ...
 
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """The features (batch, d) likewise: see `local.features`."""
+        ...
 
-class Validation(Protocol):
-    """A client's validation data, for algorithms that choose something on it; without what `held_back` keeps."""
+
+class Samples(Protocol):
+    """All of a client's training or validation samples, in evaluation mode; means are 0 for a client without any."""
 
     def __call__(self, theta: Tensor) -> State:
-        """Means over the client's validation samples of `loss` and of each metric; 0 for a client without any."""
+        """Means over the samples of `loss` and of each metric."""
+        ...
+
+    def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        """The mean over the samples of `function(outputs, y, **extra)`, which gives a value or a tensor for each.
+
+        With the attribute `uses_features = True` it is called with `features=…` as well; with `couples_samples = True`
+        it gets `weight` (1 for a sample, 0 for padding) and gives the mean itself. The shape of the result must not
+        follow from that of the outputs: what a client sends is also asked for without data (`dry_run`), and then the
+        model puts out a single number (and so many features as the function's attribute `width` says).
+        `JobInfo.shapes` has what is needed.
+        """
         ...
 
 
@@ -93,9 +123,14 @@ class Context:
     copy
         Which of the program's copies this is (a tensor), see `extras.SideBySide`.
     validation
-        The client's validation data, where the program asked for it by `uses_validation`.
+        The client's validation data, for programs that choose something on it, where the program asked for it by
+        `uses_validation`; without what `held_back` keeps.
+    training
+        All of the client's training data, where the program asked for it by `uses_training`.
     factors
         Of the learning rate, for each parameter (`local.groups`); None where all have the same.
+    step
+        In `step`: which of the program's steps this is, from 0; a number that is the same for all clients.
     """
 
     round: int
@@ -105,8 +140,10 @@ class Context:
     samples: Tensor
     batch_size: Tensor
     copy: Tensor
-    validation: Validation | None = None
+    validation: Samples | None = None
+    training: Samples | None = None
     factors: Tensor | None = None
+    step: int = 0
 
     @property
     def rates(self) -> float | Tensor:
@@ -115,7 +152,8 @@ class Context:
 
     def at_step(self, step: int, steps: int | Tensor) -> Context:
         """This context at a step (from 0) of so many."""
-        return self if self.local.schedule_over == "rounds" else replace(self, lr=self.local.step_rate(step, steps))
+        by_rounds = self.local.schedule_over == "rounds"
+        return replace(self, step=step, lr=self.lr if by_rounds else self.local.step_rate(step, steps))
 
     def descend(
         self,
@@ -172,6 +210,10 @@ class JobInfo:
         Whether the model's outputs are the logits of classes.
     groups
         The group of each client (a device type, a region), where the federation has groups.
+    shapes
+        The shape of each piece of the parameter vector.
+    objective
+        The task's loss: `(outputs, y)` to a value for each sample.
     """
 
     layers: tuple[tuple[str, int], ...]
@@ -180,6 +222,8 @@ class JobInfo:
     classification: bool
     groups: tuple[str, ...] | None = None
     kinds: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    objective: Any = None
 
     def __post_init__(self) -> None:
         rate_factors(self.layers, self.local.groups, last_layers(self.layers))  # every name of a group is a parameter's
@@ -210,6 +254,9 @@ class Program:
 
     uses_validation: ClassVar[bool] = False
     """Whether `begin` and `finish` need `ctx.validation`."""
+
+    uses_training: ClassVar[bool] = False
+    """Whether they need `ctx.training`."""
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         raise NotImplementedError

@@ -14,13 +14,27 @@ from personafl.states import State, each
 
 
 def blank_context(algorithm: Algorithm, local: Local) -> Context:
-    """A context of round 1 for a client with one sample; its validation data measures 0."""
+    """A context of round 1 for a client with one sample, for which the model puts out a single 0."""
     one = torch.ones((), dtype=torch.int64)
+    asked = algorithm.uses_validation, algorithm.uses_training
+    validation, training = (ZeroSamples() if one_of_them else None for one_of_them in asked)
+    return Context(1, local.rate(1), local, one, one, one, 0 * one, validation, training)
 
-    def nothing(theta: Tensor) -> State:
+
+class ZeroSamples:
+    """`Samples` of one sample of class 0 that measures 0."""
+
+    def __call__(self, theta: Tensor) -> State:
         return {name: torch.zeros(()) for name in ("loss", "correct")}
 
-    return Context(1, local.rate(1), local, one, one, one, 0 * one, nothing if algorithm.uses_validation else None)
+    def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        if getattr(function, "uses_features", False):
+            extra["features"] = torch.zeros(1, getattr(function, "width", 1))
+        coupled = getattr(function, "couples_samples", False)
+        if coupled:
+            extra["weight"] = torch.ones(1)
+        value: Tensor = function(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), **extra)
+        return value if coupled else value[0]
 
 
 class ZeroGradient:
@@ -38,6 +52,8 @@ class ZeroGradient:
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         return torch.zeros(1, 1)
 
+    features = predict
+
 
 def first_step(algorithm: Algorithm, local: Local, own: State, sent: State) -> tuple[State, int]:
     """The carry after a client's first step, and how many gradients the step computed."""
@@ -47,7 +63,15 @@ def first_step(algorithm: Algorithm, local: Local, own: State, sent: State) -> t
 
 
 def kept_optimizer_state(algorithm: Algorithm, local: Local, own: State, sent: State) -> State:
-    """What a client keeps of its optimizer besides its own state, as it begins: zeros."""
+    """What a client keeps of its optimizer besides its own state, as it begins: zeros.
+
+    Of the first and the last step: a program may train one part of the model, and then another.
+    """
     if local.optimizer_state == "fresh":
         return {}
-    return each(torch.zeros_like, optimizer_state(first_step(algorithm, local, own, sent)[0]))
+    ctx = blank_context(algorithm, local)
+    begun, steps = algorithm.begin(own, sent, ctx)
+    carry = each(torch.clone, begun)
+    for step in {0, max(int(steps) - 1, 0)}:
+        carry = algorithm.step(carry, sent, ZeroGradient(), ctx.at_step(step, int(steps)))
+    return each(torch.zeros_like, optimizer_state(carry))

@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from personafl.algorithms.base import Algorithm, Program
 from personafl.algorithms.parameter_groups import Layers, last_layers
 from personafl.algorithms.uploads import Sent
+from personafl.kernels.task import Task
 from personafl.states import State
+from personafl.tasks import LearningTask
 
 
 class SendsForEvaluation(ABC):
@@ -73,6 +75,14 @@ class ForSomeModels:
     """Fits models with layers of a certain kind only: a comparison of all algorithms leaves it out."""
 
 
+class WrapsModule(ABC):
+    """The model is the user's module inside another one: several copies of it that vote, a memory beside it."""
+
+    @abstractmethod
+    def wrapped(self, module: nn.Module, kind: LearningTask) -> nn.Module:
+        """The module that is trained, evaluated and saved; its parameters are the vector of this algorithm."""
+
+
 class HasHead(ABC):
     """A part of the model is the head, for this algorithm and for `local.groups`."""
 
@@ -80,6 +90,15 @@ class HasHead(ABC):
     @abstractmethod
     def head_pieces(self) -> tuple[bool, ...]:
         """Which pieces of the parameter vector belong to it."""
+
+
+def trained_task(algorithm: Algorithm, task: Task) -> Task:
+    """What the algorithm trains: the task with the user's module, or with the one that the algorithm puts around it."""
+    if not isinstance(algorithm, WrapsModule) or task.inner is not None:
+        return task
+    made = Task(algorithm.wrapped(task.template, task.kind), task.kind)
+    made.inner, made.precision = task.template, task.precision
+    return made
 
 
 def sent_for_evaluation(algorithm: Algorithm, server: State, ids: Tensor) -> Sent:

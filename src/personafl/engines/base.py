@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,7 @@ from personafl.algorithms.extras import SideBySide, batches_per_step, copies, he
 from personafl.algorithms.optimizers import optimizer_state
 from personafl.algorithms.parameter_groups import rate_factors
 from personafl.engines.batches import BatchPlan, draw
+from personafl.engines.client_data import ClientData
 from personafl.engines.held_back import held_back
 from personafl.federation import Federation
 from personafl.inputs import Inputs, each_input, some, tensors
@@ -80,16 +81,9 @@ class StepBatches:
         here = self._batches[batch]
         return self._task.predict(theta, here.x, here.weight)
 
-
-class ValidationData:
-    """The `ctx.validation` of a client: means over its validation samples."""
-
-    def __init__(self, task: Task, batch: Batch) -> None:
-        self._task, self._batch = task, batch
-
-    def __call__(self, theta: Tensor) -> State:
-        count = self._batch.weight.sum().clamp(min=1)
-        return {name: value / count for name, value in self._task.evaluate(theta, self._batch).items()}
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
 
 
 class Engine(ABC):
@@ -119,6 +113,7 @@ class Engine(ABC):
         self.task, self.federation, self.local, self.seed = task, federation, local, seed
         self.memory, self.device = memory, torch.device(device)
         self.threads = self.default_threads if threads is None else threads
+        task.feature_layer = local.features
         self._factors: dict[tuple[bool, ...], Tensor] = {}
         self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
@@ -214,8 +209,9 @@ class Engine(ABC):
 
     # --- for the engines -----------------------------------------------------------------------------------
 
-    def _context(self, work: Work, info: State, validation: ValidationData | None) -> Context:
-        """The context of one client, from its row of `_info`."""
+    def _context(self, work: Work, info: State, data: Mapping[str, ClientData] | None = None) -> Context:
+        """The context of one client, from its row of `_info`; its data by the names that `_asked_for` has."""
+        data = data or {}
         return Context(
             round=work.round,
             lr=self.local.rate(max(work.round, 1)),
@@ -224,7 +220,8 @@ class Engine(ABC):
             samples=info["samples"],
             batch_size=info["batch_size"],
             copy=info["copy"],
-            validation=validation,
+            validation=data.get("validation"),
+            training=data.get("training"),
             factors=self._rate_factors(work.program) if self.local.groups else None,
         )
 
@@ -293,6 +290,11 @@ class Engine(ABC):
         weight = torch.from_numpy((slot < sizes[:, None]).astype(np.float32)).to(self.device)
         return Batch(x, y, weight, torch.zeros(len(ids), dtype=torch.int64, device=self.device))
 
+    def _asked_for(self, program: Program, ids: Ints) -> dict[str, Batch]:
+        """What the program asked for of these clients' data, as `_padded` gives it."""
+        found = {"validation": self._validation(ids)} if program.uses_validation else {}
+        return found | ({"training": self._padded(ids, "train")} if program.uses_training else {})
+
     def _validation(self, ids: Ints) -> Batch:
         """The validation samples of these clients that algorithms may choose on, as `_padded` gives them."""
         batch, share = self._padded(ids, "val"), self.local.held_back
@@ -322,6 +324,8 @@ class Engine(ABC):
         batch = int(sizes.max(initial=1)) if self.local.batch_size == 0 else self.local.batch_size
         if work.program.uses_validation:
             batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
+        if work.program.uses_training:
+            batch = max(batch, int(sizes.max(initial=1)))
         state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
         vectors = 6 + (0 if self.local.optimizer == "sgd" else 2) + state // max(self.task.size, 1)
         count = self._chunk_size(self._bytes_per_client(batch, vectors))

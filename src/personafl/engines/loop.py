@@ -9,7 +9,8 @@ from torch import Tensor
 
 from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
-from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, ValidationData, Work
+from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, Work
+from personafl.engines.client_data import ClientData
 from personafl.inputs import some
 from personafl.kernels.task import Batch, Objective
 from personafl.states import Ints, State, each, row
@@ -35,10 +36,9 @@ class LoopEngine(Engine):
         self, work: Work, k: int, own: State, optimizer: State, sent: State, info: State, key: NDArray[np.uint64]
     ) -> tuple[State, State, int, int]:
         one = Work(work.program, work.round, work.purpose, work.ids[k : k + 1], {}, work.sent)
-        validation = None
-        if work.program.uses_validation:
-            validation = ValidationData(self.task, _first(self._validation(work.ids[k : k + 1])))
-        ctx = self._context(work, info, validation)
+        asked = self._asked_for(work.program, work.ids[k : k + 1])
+        data = {name: ClientData.of(self.task, _first(batch)) for name, batch in asked.items()}
+        ctx = self._context(work, info, data)
         begun, wanted = work.program.begin(own, sent, ctx)
         carry = each(torch.clone, begun | optimizer)
         steps, draws, gradients = int(wanted), batches_per_step(work.program), 0

@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Sent
+from personafl.algorithms.base import Context, Sent
 from personafl.algorithms.extras import batches_per_step
-from personafl.engines.base import ClientFunction, Engine, Result, Split, ValidationData, Work, cores, reuse_memory
+from personafl.engines.base import ClientFunction, Engine, Result, Split, Work, cores, reuse_memory
 from personafl.engines.batches import BatchPlan
+from personafl.engines.client_data import ClientData
 from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
-from personafl.inputs import as_state, from_state, some, tensors, unbound
+from personafl.inputs import some, tensors, unbound
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, rows
 
@@ -40,19 +41,23 @@ class StackedEngine(Engine):
 
     def _run_chunk(self, work: Work) -> Result:
         program, info, keys, shared = work.program, self._info(work), self._keys(work), work.sent.shared
-        validation = _fields(self._validation(work.ids)) if program.uses_validation else {}
+        asked = self._asked_for(program, work.ids)
+        fields = {f"{name}.{f}": getattr(batch, f) for name, batch in asked.items() for f in ("y", "weight")}
 
-        def begin(own: State, each: State, info: State, val: State) -> tuple[State, State]:
-            ctx = self._context(work, info, self._chosen_on(val))
+        def context(info: State, fields: State) -> Context:
+            data = {name: self._data(batch, name, info["copy"], fields) for name, batch in asked.items()}
+            return self._context(work, info, data)
+
+        def begin(own: State, each: State, info: State, fields: State) -> tuple[State, State]:
+            ctx = context(info, fields)
             carry, steps = program.begin(own, {**shared, **each}, ctx)
             return carry, {"wanted": steps}
 
-        def finish(own: State, carry: State, each: State, info: State, val: State) -> tuple[State, State]:
-            ctx = self._context(work, info, self._chosen_on(val))
-            return program.finish(own, carry, {**shared, **each}, ctx)
+        def finish(own: State, carry: State, each: State, info: State, fields: State) -> tuple[State, State]:
+            return program.finish(own, carry, {**shared, **each}, context(info, fields))
 
         count, each = len(work.ids), work.sent.each
-        begun, wanted = over_clients(begin, count, work.own, each, info, validation)
+        begun, wanted = over_clients(begin, count, work.own, each, info, fields)
         optimizer = self._optimizer_state(work)
         begun |= optimizer
         steps = wanted["wanted"].cpu().numpy().astype(np.int64)
@@ -71,7 +76,7 @@ class StackedEngine(Engine):
         if not in_order:
             back = torch.from_numpy(np.argsort(order, kind="stable")).to(self.device)
             carry = rows(carry, back)
-        own, up = over_clients(finish, count, work.own, carry, each, info, validation)
+        own, up = over_clients(finish, count, work.own, carry, each, info, fields)
         own |= {name: carry[name] for name in optimizer}
         return Result(own, up, wanted["wanted"], torch.from_numpy(gradients).to(self.device))
 
@@ -99,7 +104,7 @@ class StackedEngine(Engine):
             def segment(
                 row: State, carry: State, each: State, info: State, *, begin: int, end: int, live: int, made: list[int]
             ) -> tuple[State]:
-                ctx, sent = self._context(work, info, None), {**work.sent.shared, **each}
+                ctx, sent = self._context(work, info), {**work.sent.shared, **each}
                 for s in range(begin, end):
                     batches = [drawn.batch(d, live) for d in range(s * draws, (s + 1) * draws)]
                     grad = StackedBatches(self.task, batches, row["number"])
@@ -117,10 +122,13 @@ class StackedEngine(Engine):
             done[name][:live] = carry[name]
         return done, gradients
 
-    def _chosen_on(self, fields: State) -> ValidationData | None:
-        if not fields:
-            return None
-        return ValidationData(self.task, Batch(from_state(fields), fields["y"], fields["weight"], fields["key"]))
+    def _data(self, batch: Batch, name: str, row: Tensor, fields: State) -> ClientData:
+        """One client's data under vmap; outputs are computed outside of it, for all clients as one batch."""
+
+        def outputs(task: Task, theta: Tensor) -> Tensor:
+            return outside_vmap(partial(task.predict_stacked, x=batch.x, weight=batch.weight), row, theta)
+
+        return ClientData(self.task, fields[f"{name}.y"], fields[f"{name}.weight"], outputs)
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         def one(own: State, each: State) -> tuple[State]:
@@ -247,9 +255,10 @@ class StackedBatches:
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
-
-def _fields(batch: Batch) -> State:
-    return {**as_state(batch.x), "y": batch.y, "weight": batch.weight, "key": batch.key}
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here, task = self._batches[batch], self._task.with_features
+        both = outside_vmap(partial(task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
+        return self._task.features_of(both)
 
 
 def _sample_bytes(engine: Engine) -> int:

@@ -17,10 +17,11 @@ from personafl.errors import ModelError
 from personafl.inputs import Inputs, described, each_input, some, tensors
 from personafl.kernels import stacking, together
 from personafl.kernels.batch_norm import goes_by_batch, tracked_layers
+from personafl.kernels.features import WithFeatures, named_layer, uses_features
 from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
-from personafl.kernels.losses import couples_samples, mean_loss, mean_losses
+from personafl.kernels.losses import WithLoss, added_to_loss, couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
@@ -67,6 +68,8 @@ class Task:
     ----------
     kind
         The task: its loss is `objective`, and `metrics` are the functions whose sums over samples evaluation gives.
+    inner
+        The user's module, where an algorithm has put another one around it (`extras.WrapsModule`).
 
     Examples
     --------
@@ -95,6 +98,7 @@ class Task:
         self.objective: Objective = self.kind.objective
         self.metrics: dict[str, Objective] = self.kind.summed
         self.template = module
+        self.inner: nn.Module | None = None
         self.frame = Frame()
         self._training = replace_layers(_copied(module), self.frame)
         self._inference = replace_layers(_copied(module), self.frame).eval()
@@ -125,6 +129,8 @@ class Task:
         self.stacks_natively = stacking.supports(self._training) and not tied
         self._chain = Chain.of(self._training)
         self._together: Together | None = None
+        self._feature_layer = ""
+        self._with_features: Task | None = None
         self._device = torch.device("cpu")
 
     # --- the vector and its views -------------------------------------------------------------------------
@@ -132,14 +138,58 @@ class Task:
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
         other = Task(self.template, self.kind)
-        other.precision = self.precision
+        other.precision, other.inner = self.precision, self.inner
         other.frame.draws = dict(self.frame.draws)
         if self._together is not None:
             other.frame.axes = self.frame.axes
             known = self._together
             models = other.stacked_models(known.plan) if known.models else {}
             other._together = Together(known.way, known.reasons, models, known.plan)
+        other.feature_layer = self.feature_layer
         return other
+
+    @property
+    def feature_layer(self) -> str:
+        """Which layer's input or output are the features, see `features.WithFeatures`."""
+        return self._feature_layer
+
+    @feature_layer.setter
+    def feature_layer(self, layer: str) -> None:
+        if layer:
+            named_layer(self.template, layer)  # raises where there is none
+        self._feature_layer, self._with_features = layer, None
+
+    @property
+    def with_features(self) -> Task:
+        """The same task with features after the outputs; vectors of parameters are the same."""
+        if self._with_features is None:
+            self._with_features = Task(WithFeatures(self.template, self.feature_layer), self.kind)
+        self._with_features.precision = self.precision
+        return self._with_features
+
+    def features_of(self, both: Tensor) -> Tensor:
+        """The features in what `with_features` puts out."""
+        return self._pair.split(both)[1]
+
+    def resolved(self, objective: Objective | None) -> tuple[Task, Objective]:
+        """An objective as programs give it, as one of outputs alone, and the task whose outputs it takes.
+
+        The loss is added where the objective has `added_to_loss`, and features come after the outputs where it has
+        `uses_features`.
+        """
+        if objective is None:
+            return self, self.objective
+        task, loss, term = self, self.objective, objective
+        if uses_features(objective):
+            task, loss, term = self.with_features, self._pair.of_both(loss), self._pair.of_both(term)
+        return task, WithLoss(loss, term) if added_to_loss(objective) else term
+
+    @property
+    def _pair(self) -> WithFeatures:
+        """The module of `with_features`."""
+        pair = self.with_features.template
+        assert isinstance(pair, WithFeatures)
+        return pair
 
     @property
     def classification(self) -> bool:
@@ -242,13 +292,15 @@ class Task:
 
     def loss(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Mean loss over a batch, in training mode."""
-        return self._mean_loss(self.split(theta), batch, objective or self.objective, extra)
+        task, resolved = self.resolved(objective)
+        return task._mean_loss(task.split(theta), batch, resolved, extra)
 
     def gradient(self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         """Gradient of `loss` for one client, by plain autograd."""
+        task, resolved = self.resolved(objective)
         with torch.enable_grad():
-            params = {n: p.detach().requires_grad_() for n, p in self.split(theta).items()}
-            value = self._mean_loss(params, batch, objective or self.objective, extra)
+            params = {n: p.detach().requires_grad_() for n, p in task.split(theta).items()}
+            value = task._mean_loss(params, batch, resolved, extra)
             grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
         return torch.cat(
             [
@@ -267,7 +319,8 @@ class Task:
         self, theta: Tensor, batch: Batch, objective: Objective | None = None, **extra: Tensor
     ) -> Tensor:
         """Gradients of K clients: every tensor has a leading axis K."""
-        gradients = self._gradients(self.split(theta), batch, objective or self.objective, extra)
+        task, resolved = self.resolved(objective)
+        gradients = task._gradients(task.split(theta), batch, resolved, extra)
         return torch.cat([g.flatten(1) for g in gradients], 1)
 
     def descend_stacked(

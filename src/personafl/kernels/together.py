@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.inputs import Inputs, each_input, length, some, tensors
+from personafl.kernels.features import NoFeatures
 from personafl.kernels.frame import Frame
 from personafl.kernels.stacked_model import PLANS, Plan, StackedModel
 from personafl.kernels.watch_reads import WatchReads
@@ -122,6 +123,8 @@ def _wrong(model: OneClient, run: Run, vectors: Mapping[bool, Tensor], x: Inputs
                 reason = _Probe.of(model, vector, x, clients, samples).compare(model, run, training)
                 if reason is not None:
                     return reason
+    except NoFeatures:
+        raise  # whichever way the clients are computed
     except Exception as error:  # vmap and a module's own code raise many types, and each means the same here
         return _line(error)
     return None

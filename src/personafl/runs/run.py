@@ -18,7 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
+<<<<<<< HEAD
 from personafl.checks import path_of
+=======
+from personafl.algorithms.extras import trained_task
+>>>>>>> main
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
@@ -311,8 +315,13 @@ class Run:
                     int(self.manifest["seed"]),
                     self.constants,
                 )
-            self._task = Task(module, self._kind())
+            self._task = self.wrapped(Task(module, self._kind()))
         return self._task
+
+    def wrapped(self, task: Task) -> Task:
+        """A task with the user's module as the run's algorithm trains it, where the algorithm is known here."""
+        known = self._algorithm is not None or self.manifest.get("algorithm", {}).get("name") in ALGORITHMS
+        return trained_task(self.algorithm, task) if known else task
 
     def _kind(self) -> LearningTask:
         """The task as run.toml has it; of a loss of somebody's own only the name is known."""
@@ -345,7 +354,7 @@ def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algor
     """
     run = Run(path, module, algorithm)
     if module is not None:
-        check_fits(module, run.folder, run.manifest)
+        check_fits(run.task.template, run.folder, run.manifest)
     return run
 
 

@@ -36,6 +36,7 @@ from personafl.training.evaluation import (
     personal_models,
     shared_model,
 )
+from personafl.training.job_info import job_info
 from personafl.training.predictions import Predictions
 from personafl.training.privacy import Noise, NoiseSource, Privacy
 
@@ -102,9 +103,7 @@ class Clients(ABC):
     @property
     def job_info(self) -> JobInfo:
         """The job, as algorithms may know it."""
-        layers = tuple(zip(self.task.names, self.task.sizes, strict=True))
-        task, groups = self.task, self.client_index.groups
-        return JobInfo(layers, len(self.client_index), self.local, task.classification, groups, task.kinds)
+        return job_info(self.task, len(self.client_index), self.local, self.client_index.groups)
 
     @abstractmethod
     def start(self, algorithm: Algorithm, theta0: Tensor) -> None:

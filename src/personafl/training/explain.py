@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from personafl.algorithms import Algorithm, FedAvg
-from personafl.algorithms.base import JobInfo
 from personafl.algorithms.dry_run import blank_context, first_step
+from personafl.algorithms.extras import trained_task
 from personafl.engines.auto import some_samples
 from personafl.engines.base import torch_threads
 from personafl.engines.stacked import StackedEngine
@@ -22,6 +22,7 @@ from personafl.settings import EngineSettings, Local, Schedule
 from personafl.states import State
 from personafl.tasks import task_of_labels
 from personafl.training.arguments import algorithm_of, check_federation, check_model
+from personafl.training.job_info import job_info
 
 WHY = {
     "frozen": "not trained: one set of weights for everybody",
@@ -147,6 +148,7 @@ def explain_task(
     task: Task, federation: Federation, algorithm: Algorithm, local: Local, schedule: Schedule, engine: EngineSettings
 ) -> Explanation:
     """`explain` for everything that a job is made of."""
+    task = trained_task(algorithm, task)
     with torch_threads(1):
         way = task.way(some_samples(federation, engine.device))
     cohort = schedule.cohort_size(len(federation))
@@ -198,9 +200,7 @@ def _way_of(path: str, own: Mapping[str, Tensor], ways: Mapping[str, str], whole
 
 def _traffic(task: Task, federation: Federation, algorithm: Algorithm, local: Local) -> dict[str, int]:
     """Bytes that a client gets, sends and keeps, by running its program on gradients of zero."""
-    layers = tuple(zip(task.names, task.sizes, strict=True))
-    info = JobInfo(layers, len(federation), local, task.classification, federation.groups, task.kinds)
-    algorithm = algorithm.prepare(info)
+    algorithm = algorithm.prepare(job_info(task, len(federation), local, federation.groups))
     sent = algorithm.send(algorithm.new_server(task.theta0, len(federation)), torch.zeros(1, dtype=torch.int64))
     mine = sent.one(0)
     own = algorithm.new_client(task.theta0, mine)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from personafl.algorithms import ALGORITHMS, Algorithm
+from personafl.algorithms.extras import trained_task
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.kernels.task import Task
@@ -43,6 +44,7 @@ class Job:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "local", self.local.for_rounds(self.schedule.rounds))
+        object.__setattr__(self, "task", trained_task(self.algorithm, self.task))
 
     def check(self) -> None:
         """Check what was built in Python as strictly as a config is."""

@@ -40,7 +40,7 @@ from personafl.training.events import RunFiles
 from personafl.training.job import Job
 from personafl.training.privacy import Privacy
 from personafl.training.runner import Runner
-from tests.archetypes import FOR_ANY_MODEL, archetypes
+from tests.archetypes import FOR_TWO_LAYERS, archetypes
 from tests.linux_processes import descendants, listening
 
 LOCAL = Local(lr=0.05, batch_size=4, epochs=1)
@@ -191,11 +191,11 @@ AVERAGING = [name for name, kind in ALGORITHMS.items() if any(isinstance(how, Me
 
 
 def test_which_algorithms_are_averaged_on_the_way():
-    whole = {"separate", "fedamp", "heurfedamp", "selffl"}
+    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl", "fedfomo", "pfedhn", "mocha"}
     assert set(AVERAGING) == set(ALGORITHMS) - whole
 
 
-@pytest.mark.parametrize("name", archetypes([name for name in AVERAGING if name in FOR_ANY_MODEL]))
+@pytest.mark.parametrize("name", archetypes([name for name in AVERAGING if name in FOR_TWO_LAYERS]))
 def test_aggregation_of_means_is_aggregation(tmp_path, name):
     """Whatever groups the clients are averaged in first."""
     algorithm = ALGORITHMS[name]()
@@ -373,7 +373,7 @@ def state_of(run: Runner) -> dict:
     return out | counted | {"bytes": run.traffic["bytes_up"]}
 
 
-@pytest.mark.parametrize("name", archetypes())
+@pytest.mark.parametrize("name", archetypes(FOR_TWO_LAYERS))
 def test_every_algorithm_as_on_the_stacked_engine(cluster, tmp_path, name):
     def two_rounds(clients, folder):
         run = runner(ALGORITHMS[name](), clients, folder, rounds=10, eval_every=0)

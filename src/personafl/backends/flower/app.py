@@ -22,6 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import Sent
+from personafl.algorithms.extras import trained_task
 from personafl.backends.flower.job import Layout, Order, fingerprint, model_outputs, read_job, usual_task
 from personafl.backends.flower.members import FederationSettings, gather
 from personafl.backends.flower.messages import pack, unpack, values
@@ -65,13 +66,14 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         kind, seed = described.task or usual_task(settings.classes), described.seed
         outputs = model_outputs(kind, settings.classes, settings.outputs)
         module = initialize(model, settings.input_shape, outputs, seed)
-        seeded = fingerprint(Task(module, kind).theta0)
+        seeded = fingerprint(trained_task(described.algorithm, Task(module, kind)).theta0)
         if described.weights is not None:
             load_weights(module, Path(described.weights))
+        task = trained_task(described.algorithm, Task(module, kind))
         table = {key: value for key, value in described.tables()["model"].items() if key != "weights"}
         clients = FlowerClients(
-            nodes, client_index, settings, Task(module, kind), described.algorithm, described.local, seed,
-            table, described.privacy, seeded,
+            nodes, client_index, settings, task, described.algorithm, described.local, seed, table, described.privacy,
+            seeded,
         )  # fmt: skip
         resolved = {
             "engine": "flower",

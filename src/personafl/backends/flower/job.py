@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-from personafl.algorithms.base import JobInfo, Sent
+from personafl.algorithms.base import Sent
 from personafl.algorithms.dry_run import blank_context
+from personafl.algorithms.extras import trained_task
 from personafl.algorithms.uploads import check_declared
 from personafl.errors import ConfigError
 from personafl.inputs import Shape
@@ -27,6 +28,7 @@ from personafl.registry import checked, choose_known
 from personafl.settings import Local
 from personafl.states import State
 from personafl.tasks import TASKS, Classification, LearningTask, Regression
+from personafl.training.job_info import job_info
 from personafl.training.privacy import Privacy
 from personafl.version import __version__
 
@@ -101,7 +103,8 @@ class JobDescription:
 
     def make_task(self, constants: State) -> Task:
         """The model with the initial weights that follow from the seed."""
-        return Task(initialize(self.make_model(), self.shape, self.outputs, self.seed, constants), self.make_kind())
+        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, constants)
+        return trained_task(self.make_algorithm(), Task(module, self.make_kind()))
 
     def make_kind(self) -> LearningTask:
         """What is learned, from this machine's personafl."""
@@ -112,8 +115,7 @@ class JobDescription:
 
     def prepare(self, algorithm: Algorithm, task: Task, local: Local) -> Algorithm:
         """The algorithm fitted to the run."""
-        layers = tuple(zip(task.names, task.sizes, strict=True))
-        return algorithm.prepare(JobInfo(layers, self.clients, local, task.classification, self.groups, task.kinds))
+        return algorithm.prepare(job_info(task, self.clients, local, self.groups))
 
 
 @dataclass(frozen=True)
