@@ -18,11 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
-<<<<<<< HEAD
-from personafl.checks import path_of
-=======
 from personafl.algorithms.extras import trained_task
->>>>>>> main
+from personafl.checks import path_of
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
