@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.checks import path_of
 from personafl.errors import ConfigError, DataError
 from personafl.federation import datasets, folders, tabular
 from personafl.federation.arrays import (
@@ -412,7 +413,8 @@ class Federation:
         ...     Federation.from_folder(folder).ids
         ('phone-2', 'phone-10')
         """
-        data, groups = folders.read_folder(Path(path))
+        folder = path_of(path)
+        data, groups = folders.read_folder(folder)
         return cls.from_clients(
             data,
             groups=groups or None,
@@ -423,7 +425,7 @@ class Federation:
             classes=classes,
             label_type=label_type,
             missing=missing,
-            name=name or Path(path).resolve().name,
+            name=name or folder.resolve().name,
         )
 
     @classmethod
@@ -609,7 +611,7 @@ class Federation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the federation to a new folder, whole or not at all; `load` reads it back."""
-        folders.save(self, Path(path))
+        folders.save(self, path_of(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Federation":
@@ -632,5 +634,5 @@ class Federation:
         ...     Federation.load(Path(folder, "mine"), verify=True).fingerprint == fed.fingerprint
         True
         """
-        loaded: Federation = folders.load(cls, Path(path), verify)
+        loaded: Federation = folders.load(cls, path_of(path), verify)
         return loaded

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.extras import trained_task
+from personafl.checks import path_of
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation import Federation
@@ -66,7 +67,7 @@ class Run:
     ) -> None:
         if module is not None:
             check_model(module)
-        self.folder = RunFolder(Path(path))
+        self.folder = RunFolder(path_of(path))
         self.path = self.folder.path
         self.manifest: dict[str, Any] = self.folder.manifest()
         self._module, self._task = module, task

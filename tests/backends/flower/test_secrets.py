@@ -9,7 +9,7 @@ from tests.archetypes import archetypes
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import federation, flower
 
-PERSONAL = {"fedavg", "fedprox", "fedamp", "heurfedamp", "selffl", "selffl-aug", "fedfomo", "mocha"}
+PERSONAL = {"fedavg", "fedprox", "moon", "fedamp", "heurfedamp", "selffl", "selffl-aug", "fedfomo", "mocha"}
 """Where what a client trained goes up as it is, and is its personalized model too."""
 ALONE = {"ifca"}
 """Where a client that is alone in its cluster has the mean of its own answer: one of these sites is."""
