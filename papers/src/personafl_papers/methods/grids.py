@@ -94,8 +94,8 @@ FIXED: dict[str, dict[str, Any]] = {
     "selffl-aug": {"algorithm.extra_steps": 10},
 }
 """Settings of all tries. pFedMe's λ times its rates must stay below 2. FedRep's steps are divided between head and
-body, ten in all, as others have. Defaults of PersFL and of Self-FL with extra steps take many times the work of a round:
-15 students of 10 epochs each, and 100 more steps in every round."""
+body, ten in all, as others have. Defaults of PersFL and of Self-FL with extra steps take many times the work of a
+round: 15 students of 10 epochs each, and 100 more steps in every round."""
 
 
 def grid_of(method: str, grids: Mapping[str, Grid] = GRIDS) -> Grid:
