@@ -20,7 +20,7 @@ from tests.archetypes import FOR_TWO_LAYERS
 CLIENTS, SAMPLES, WIDTH = 3, 4, 5
 BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl", "mocha"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
-DRAWN = {"ifca", "fedfomo", "pfedhn"}
+DRAWN = {"ifca", "fedfomo", "pfedhn", "fedbe"}
 """Their servers draw by what the initial weights are, which on `meta` are nothing."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
@@ -110,6 +110,7 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
     def gradient(theta, batch=0, objective=None, **extra):
         return theta * 2
 
+    gradient.predict = lambda theta, batch=0: theta[None, :4]
     gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
     gradient.features = lambda theta, batch=0: theta[None]
     carry = algorithm.step(carry, mine, gradient, ctx)

@@ -14,6 +14,7 @@ from personafl.version import __version__
 if TYPE_CHECKING:
     from personafl import data, metrics, tasks
     from personafl.algorithms import (
+        AFL,
         ALGORITHMS,
         APFL,
         CFL,
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
         FedAvgFT,
         FedAvgM,
         FedBABU,
+        FedBE,
         FedBN,
         FedDyn,
         FedEM,
         FedFomo,
+        FedPA,
         FedPAC,
         FedPer,
         FedProto,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         HeteroFL,
         HeurFedAMP,
         JobInfo,
+        KNNPer,
         LGFedAvg,
         LotteryFL,
         Mean,
@@ -84,10 +88,11 @@ if TYPE_CHECKING:
     from personafl.training.privacy import Privacy
 
 _HOMES = {
-    "algorithms": "ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam FedAvg "
-    "FedAvgFT FedAvgM FedBABU FedBN FedDyn FedEM FedFomo FedPAC FedPer FedProto FedProx FedProxFT FedRep "
-    "FedRoD FedYogi Gradient HeteroFL HeurFedAMP IFCA JobInfo LGFedAvg LotteryFL MOCHA MOON Mean PFedHN "
-    "PFedMe PerFedAvg PersFL PersFLGD Program QFFL SCAFFOLD SelfFL SelfFLAug Sent Separate Uplink Uploads",
+    "algorithms": "AFL ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam FedAvg "
+    "FedAvgFT FedAvgM FedBABU FedBE FedBN FedDyn FedEM FedFomo FedPA FedPAC FedPer FedProto FedProx FedProxFT "
+    "FedRep FedRoD FedYogi Gradient HeteroFL HeurFedAMP IFCA JobInfo KNNPer LGFedAvg LotteryFL MOCHA MOON "
+    "Mean PFedHN PFedMe PerFedAvg PersFL PersFLGD Program QFFL SCAFFOLD SelfFL SelfFLAug Sent Separate Uplink "
+    "Uploads",
     "comparison": "Comparison compare",
     "errors": "PersonaflError",
     "federation": "Federation",
@@ -137,6 +142,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
     "APFL",
     "CFL",
@@ -162,10 +168,12 @@ __all__ = [
     "FedAvgFT",
     "FedAvgM",
     "FedBABU",
+    "FedBE",
     "FedBN",
     "FedDyn",
     "FedEM",
     "FedFomo",
+    "FedPA",
     "FedPAC",
     "FedPer",
     "FedProto",
@@ -179,6 +187,7 @@ __all__ = [
     "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
+    "KNNPer",
     "LGFedAvg",
     "Listener",
     "Local",

@@ -165,10 +165,12 @@ ANYTHING = {
 REFUSED = {
     "scaffold": {"adam", "adamw, kept", "nesterov, kept", "clipping", "cosine over steps"},
     "qffl": {"adam", "adamw, kept"},
+    "fedpa": {"adam", "adamw, kept", "cosine over steps"},
     "selffl": {"adam", "adamw, kept", "clipping", "groups", "cosine over steps"},
     "selffl-aug": {"adam", "adamw, kept", "clipping", "groups", "cosine over steps"},
 }
 WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate", "qffl": "is one of SGD"}
+WHY["fedpa"] = "iterates of SGD at one rate"
 
 
 @pytest.mark.parametrize("algorithm", FOR_TWO_LAYERS)

@@ -59,6 +59,10 @@ def test_steps_are_vector_jacobian_products_by_finite_differences():
     }
     ids, delta = torch.tensor([0, 2]), 0.01 * torch.randn(2, 6, generator=draw).double()
     theta = algorithm.models(before, before["embeddings"][ids])
+    known = {name: value.numpy() for name, value in before.items()}
+    x = known["embeddings"][[0, 2]] @ known["weight0"].T + known["bias0"]
+    x = np.maximum(x, 0) @ known["weight1"].T + known["bias1"]
+    np.testing.assert_allclose(theta.numpy(), x @ known["head"].T + known["theta"])
     uploads = Uploads(ids, torch.ones(2), {"theta": theta + delta}, algorithm.uplink)
     after = algorithm.aggregate(dict(before), uploads)
     for name, value in before.items():

@@ -458,6 +458,8 @@ def test_who_is_refused():
         "scaffold",
         "feddyn",
         "qffl",
+        "afl",
+        "fedbe",
         "lotteryfl",
         "ifca",
         "fedfomo",
@@ -479,7 +481,7 @@ def test_whose_server_needs_more_than_sums():
     """Aggregation by the mean alone gives the same server as aggregation by single answers, or an `Each` says why
     not: the two answers are replaced by their mean, twice."""
     for name, kind in ALGORITHMS.items():
-        if name.startswith("persfl") or name == "separate" or name not in FOR_ANY_MODEL:
+        if name.startswith("persfl") or name in ("separate", "fedbe") or name not in FOR_ANY_MODEL:
             continue
         if name == "fml":  # needs classes, and sends what fedavg sends
             continue

@@ -4,6 +4,7 @@ To add one to personafl: write its file, and name its class here. One of your ow
 name it in a config as "package.module:Name", or let your package's entry points `personafl.algorithms` name it.
 """
 
+from personafl.algorithms.afl import AFL
 from personafl.algorithms.apfl import APFL
 from personafl.algorithms.base import (
     About,
@@ -24,11 +25,13 @@ from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbabu import FedBABU
+from personafl.algorithms.fedbe import FedBE
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
 from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpa import FedPA
 from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
@@ -38,6 +41,7 @@ from personafl.algorithms.fedrod import FedRoD
 from personafl.algorithms.fml import FML
 from personafl.algorithms.heterofl import HeteroFL
 from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.knnper import KNNPer
 from personafl.algorithms.lg_fedavg import LGFedAvg
 from personafl.algorithms.lotteryfl import LotteryFL
 from personafl.algorithms.mocha import MOCHA
@@ -69,6 +73,9 @@ ALGORITHMS = Registry(
         FedYogi,
         FedDyn,
         QFFL,
+        AFL,
+        FedPA,
+        FedBE,
         APFL,
         Ditto,
         PFedMe,
@@ -84,6 +91,7 @@ ALGORITHMS = Registry(
         LotteryFL,
         FedBN,
         MOON,
+        KNNPer,
         FedPAC,
         FedProto,
         FedAMP,
@@ -103,6 +111,7 @@ ALGORITHMS = Registry(
 )
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
     "APFL",
     "CFL",
@@ -125,10 +134,12 @@ __all__ = [
     "FedAvgFT",
     "FedAvgM",
     "FedBABU",
+    "FedBE",
     "FedBN",
     "FedDyn",
     "FedEM",
     "FedFomo",
+    "FedPA",
     "FedPAC",
     "FedPer",
     "FedProto",
@@ -141,6 +152,7 @@ __all__ = [
     "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
+    "KNNPer",
     "LGFedAvg",
     "LotteryFL",
     "Mean",

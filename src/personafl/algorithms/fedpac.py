@@ -160,7 +160,7 @@ def _weights_of(h: NDArray[np.float64], v: NDArray[np.float64], i: int) -> NDArr
     values, vectors = np.linalg.eigh(np.diag(v) + apart @ apart.T)
     scale = values.max()
     if not scale > 0:
-        return np.eye(len(h))[i]
+        return np.asarray(np.eye(len(h))[i])
     root = np.sqrt(np.clip(values / scale, 0, None))[:, None] * vectors.T
     beta = np.asarray(nnls(np.vstack([root, np.ones(len(h))]), np.append(np.zeros(len(h)), 1.0))[0], np.float64)
-    return beta / beta.sum()
+    return np.asarray(beta / beta.sum())

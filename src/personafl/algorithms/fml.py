@@ -10,8 +10,8 @@ p are the models' class probabilities. Sent: w down, y up (1/1). A client keeps 
 training alone (v) beside fedavg (w).
 
 Ours: α = β = 0.5; the private model has the architecture of the meme model, and starts from the first w that a client
-receives, so a client that was never active has w; both steps go by the probabilities before either of them, without
-dropout.
+receives, so a client that was never active has w, and with α = β the two models are the same after a client's first
+round; both steps go by the probabilities before either of them, without dropout.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ class IFCA(Algorithm):
         return None
 
     def report(self, own: State, sent: State) -> State:
-        return {"cluster": own["chosen"].argmax().float()}
+        unknown = sent["models"].new_full((), torch.nan)  # before anything was chosen
+        return {"cluster": own["chosen"].argmax().to(unknown) if "chosen" in own else unknown}
 
 
 @dataclass(frozen=True)

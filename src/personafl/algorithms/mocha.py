@@ -140,4 +140,5 @@ def relationships(w: Tensor, smoothing: float) -> Tensor:
     values = values.clamp(min=0)
     mean = values.mean()
     roots = torch.where(mean > 0, values + smoothing * mean, torch.ones_like(values)).sqrt()
-    return (vectors * (roots / roots.sum())) @ vectors.T
+    omega: Tensor = (vectors * (roots / roots.sum())) @ vectors.T
+    return omega

@@ -35,7 +35,7 @@ from personafl.settings import check
 from personafl.states import State
 from personafl.streams import array_key
 
-MOST_HALVINGS = 60
+MOST_HALVINGS = 30
 FITTING_STEPS = 50
 
 
@@ -108,15 +108,15 @@ class PFedHN(Welcomes, Algorithm):
 
     def _towards(self, phi: State, v: Tensor, y: Tensor, lr: float) -> tuple[State, Tensor]:
         """φ and embeddings after a gradient step on ½ Σ ‖h(v_i; φ) − y_i‖²: as long as asked for, or halved."""
-        theta, pullback = vjp(self.models, phi, v)
+        theta, pullback = vjp(self.models, phi, v)  # type: ignore[misc]
         of_phi, of_v = pullback(y - theta)
         for halvings in range(MOST_HALVINGS + 1):
             scale = 0.5**halvings
             new = {name: value + scale * lr * of_phi[name] for name, value in phi.items()}
             moved = v + scale * self.embedding_lr * of_v
             if (y - self.models(new, moved)).norm() <= (y - theta).norm():
-                break
-        return new, moved
+                return new, moved
+        return phi, v
 
     def personal(self, own: State, sent: State) -> Tensor:
         return sent["theta"]

@@ -9,10 +9,12 @@ from tests.archetypes import archetypes
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import federation, flower
 
-PERSONAL = {"fedavg", "fedprox", "fedamp", "heurfedamp", "selffl", "selffl-aug", "fedfomo", "mocha"}
+PERSONAL = {"fedavg", "fedprox", "moon", "fedamp", "heurfedamp", "selffl", "selffl-aug", "fedfomo", "mocha"}
 """Where what a client trained goes up as it is, and is its personalized model too."""
 SENT = {name: {"theta"} for name in PERSONAL} | {"selffl-aug": {"theta", "personal"}, "scaffold": {"c"}}
-"""What clients keep and send as it is. SCAFFOLD sends how c changed, which is c itself the first time."""
+SENT["fml"] = {"v"}
+"""What clients keep and send as it is. SCAFFOLD sends how c changed, which is c itself the first time; FML's two models
+start alike, and with α = β are the same after a client's first round."""
 
 
 def marked() -> Federation:

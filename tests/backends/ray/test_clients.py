@@ -191,7 +191,7 @@ AVERAGING = [name for name, kind in ALGORITHMS.items() if any(isinstance(how, Me
 
 
 def test_which_algorithms_are_averaged_on_the_way():
-    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl", "fedfomo", "pfedhn", "mocha"}
+    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl", "fedfomo", "pfedhn", "mocha", "afl"}
     assert set(AVERAGING) == set(ALGORITHMS) - whole
 
 

@@ -58,7 +58,7 @@ def study(
 
       personafl study
 
-      personafl study --methods separate,fedavg,ditto --federations heart-hospitals
+      personafl study --methods separate,fedavg,ditto --out runs/three
 
       personafl study --size full --out runs/all --page all.md
     """

@@ -249,26 +249,32 @@ def narrow(size: Size) -> Model:
     return MLP(hidden=(16,))
 
 
+def normalized(size: Size) -> Model:
+    return NormalizedMLP(size.hidden)
+
+
 FEDERATIONS: dict[str, StudyFederation] = {
     "mnist-practical": StudyFederation(
         "MNIST, three groups of clients, 80% of a client's samples of its group's digits", mnist_practical, perceptron
     ),
     "mnist-pathological": StudyFederation("MNIST, two digits a client", mnist_pathological, perceptron),
-    "mnist-writers": StudyFederation("MNIST by the people who wrote the digits", mnist_writers, perceptron),
-    "fmnist-dirichlet": StudyFederation("Fashion-MNIST, labels by Dirichlet(0.3)", fmnist_dirichlet, perceptron),
     "emnist-practical": StudyFederation(
         "EMNIST, 62 classes, groups with mostly digits, capitals and small letters", emnist_practical, perceptron
     ),
     "femnist-writers": StudyFederation("FEMNIST, 62 classes, by writers", femnist_writers, perceptron),
+    "fmnist-dirichlet": StudyFederation("Fashion-MNIST, labels by Dirichlet(0.3)", fmnist_dirichlet, perceptron),
+    "heart-hospitals": StudyFederation("Heart disease, 920 patients of four hospitals", heart_hospitals, narrow),
+    "tweets-users": StudyFederation(
+        "Sentiment140, the users with most tweets, by the mean of their words' vectors", tweets_users, narrow
+    ),
+    "wakeword-devices": StudyFederation(
+        "Speech Commands heard by five types of devices: the wake word or another; with batch normalization",
+        wakeword_devices,
+        normalized,
+    ),
     "letters-lognormal": StudyFederation(
         "OCR letters, 26 classes, five neighbouring ones a client, unequal sizes", letters_lognormal, perceptron
     ),
-    "heart-hospitals": StudyFederation("Heart disease, 920 patients of four hospitals", heart_hospitals, narrow),
-    "wakeword-devices": StudyFederation(
-        "Speech Commands heard by five types of devices: the wake word or another",
-        wakeword_devices,
-        lambda size: NormalizedMLP(size.hidden),
-    ),
-    "tweets-users": StudyFederation("Sentiment140, the users with most tweets", tweets_users, narrow),
+    "mnist-writers": StudyFederation("MNIST by the people who wrote the digits", mnist_writers, perceptron),
 }
 """By name: the data, and how it is divided."""

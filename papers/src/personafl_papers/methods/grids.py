@@ -81,8 +81,8 @@ GRIDS: dict[str, Grid] = {
     # PersFL tries temperatures and shares by itself, on each client's validation data
     "persfl": RATE_ONLY,
     "persfl-gd": RATE_ONLY,
-    "selffl": with_own("l_max", 10, 40),
-    "selffl-aug": with_own("l_max", 10, 40),
+    "selffl": with_own("smoothing", 0.5, 1.0),
+    "selffl-aug": with_own("smoothing", 0.5, 1.0),
 }
 """By the algorithm's name. A method without one gets `RATE_ONLY`, and the page says so."""
 
@@ -91,11 +91,12 @@ FIXED: dict[str, dict[str, Any]] = {
     "fedrep": {"algorithm.head_steps": 5, "algorithm.body_steps": 5},
     "persfl": {"algorithm.distill_epochs": 3},
     "persfl-gd": {"algorithm.distill_epochs": 3},
-    "selffl-aug": {"algorithm.extra_steps": 10},
+    "selffl": {"algorithm.l_max": 10},
+    "selffl-aug": {"algorithm.l_max": 10, "algorithm.extra_steps": 10},
 }
-"""Settings of all tries. pFedMe's λ times its rates must stay below 2. FedRep's steps are divided between head and
-body, ten in all, as others have. Defaults of PersFL and of Self-FL with extra steps take many times the work of a
-round: 15 students of 10 epochs each, and 100 more steps in every round."""
+"""Settings of all tries. pFedMe's λ times its rates must stay below 2. A client of FedRep takes ten steps for head and
+body together, and one of Self-FL ten at most, as others take ten. Defaults of PersFL and of Self-FL with extra steps
+take many times the work of a round: 15 students of 10 epochs each, and 100 more steps in every round."""
 
 
 def grid_of(method: str, grids: Mapping[str, Grid] = GRIDS) -> Grid:

@@ -69,7 +69,7 @@ def _costs(found: Findings) -> Iterator[str]:
         worse = [f"{mean(shares):.0%}", f"{max(shares):.0%}"] if shares else ["", ""]
         tests = [p_text(found.p[control][method]) if control in found.p else "" for control in CONTROLS]
         work = mean([o.gradients / b for o, b in zip(found.of(method), base, strict=True)])
-        costs = [f"{work:.1f}" if np.isfinite(work) else "", f"{mean([o.seconds for o in found.of(method)]):.1f}"]
+        costs = [_number(work), _number(mean([o.seconds for o in found.of(method)]))]
         yield _row([f"`{method}`", f"{found.means[method]:.1f}", *worse, *tests, *costs])
     yield ""
 
@@ -82,7 +82,7 @@ def _globals(found: Findings) -> Iterator[str]:
     yield _head(["method", *found.outcomes], left=1)
     for method in having:
         shared = [mean(o.global_accuracies) for o in found.of(method)]
-        yield _row([f"`{method}`", *(f"{100 * value:.1f}" if np.isfinite(value) else "" for value in shared)])
+        yield _row([f"`{method}`", *(_number(100 * value) for value in shared)])
     yield ""
 
 
@@ -100,6 +100,10 @@ def _how(found: Findings) -> Iterator[str]:
         note = "" if method in GRIDS else " (no grid of its own)"
         yield _row([f"`{method}`", _tries(grid_of(method)) + note])
     yield ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if np.isfinite(value) else ""
 
 
 def _tries(grid: Mapping[str, Sequence[Any]]) -> str:

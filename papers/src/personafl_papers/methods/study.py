@@ -113,7 +113,7 @@ def table(found: Findings) -> str:
     return out.getvalue()
 
 
-def _short(value: float | None, digits: int = 4) -> str:
+def _short(value: float | None, digits: int = 6) -> str:
     return "" if value is None or value != value else f"{value:.{digits}f}"
 
 
