@@ -427,8 +427,8 @@ MUTATIONS: list[Mutation] = [
         ("mean: not divided by the share", " / share.clamp(min=1e-30)", ""),
         ("a model that nobody chose: becomes 0", 'torch.where(share > 0, renewed, server["models"])', "renewed"),
         ("weights by samples: dropped", '"models": Mean(weights=self.weights, ', '"models": Mean('),
-        ("models: all start alike", "std * torch.randn", "0 * std * torch.randn"),
     ),
+    *_of("ifca", "starts", ("models: all start alike", "std * torch.randn", "0 * std * torch.randn")),
     *_of(
         "fedfomo", "fedfomo",
         ("gain: sign flipped", '[before - ctx.validation(model)["loss"]', '[ctx.validation(model)["loss"] - before'),
