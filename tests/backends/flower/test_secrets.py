@@ -69,7 +69,9 @@ def test_nothing_leaves_a_site_but_what_the_algorithm_sends(tmp_path, algorithm)
         model = load_file(tmp_path / "sites" / client / "models" / "personal.safetensors")
         for name, value in model.items():
             found = value.tobytes() in everything
-            assert found <= (algorithm in PERSONAL | ALONE), f"{name} of the personalized model of {client} left its site"
+            assert found <= (algorithm in PERSONAL | ALONE), (
+                f"{name} of the personalized model of {client} left its site"
+            )
 
 
 def test_the_search_finds_what_is_sent(tmp_path):
