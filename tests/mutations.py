@@ -430,6 +430,7 @@ MUTATIONS: list[Mutation] = [
         ("models: all start alike", "several_starts(theta0, self.clusters, self._sizes)",
          "theta0.expand(self.clusters, -1).clone()"),
     ),
+    *_of("ifca", "starts", ("models: all start alike", "std * torch.randn", "0 * std * torch.randn")),
     *_of(
         "fedfomo", "fedfomo",
         ("gain: sign flipped", '[before - ctx.validation(model)["loss"]', '[ctx.validation(model)["loss"] - before'),
