@@ -427,6 +427,8 @@ MUTATIONS: list[Mutation] = [
         ("mean: not divided by the share", " / share.clamp(min=1e-30)", ""),
         ("a model that nobody chose: becomes 0", 'torch.where(share > 0, renewed, server["models"])', "renewed"),
         ("weights by samples: dropped", '"models": Mean(weights=self.weights, ', '"models": Mean('),
+        ("models: all start alike", "several_starts(theta0, self.clusters, self._sizes)",
+         "theta0.expand(self.clusters, -1).clone()"),
     ),
     *_of("ifca", "starts", ("models: all start alike", "std * torch.randn", "0 * std * torch.randn")),
     *_of(
@@ -442,9 +444,9 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "pfedhn", "pfedhn",
-        ("φ: away from Δ", "value + scale * lr * of_phi", "value - scale * lr * of_phi"),
-        ("embeddings: away from Δ", "v + scale * self.embedding_lr * of_v", "v - scale * self.embedding_lr * of_v"),
-        ("embeddings: frozen", "v + scale * self.embedding_lr * of_v", "v + 0 * of_v"),
+        ("φ: away from Δ", "value + scale * lr * steps", "value - scale * lr * steps"),
+        ("embeddings: away from Δ", "v + scale * self.embedding_lr * steps", "v - scale * self.embedding_lr * steps"),
+        ("embeddings: frozen", "v + scale * self.embedding_lr * steps", "v + 0 * steps"),
         ("φ: the sum for the mean", "self.lr / len(ids))", "self.lr)"),
         ("overshooting: not noticed", ".norm() <= (y - theta).norm()", ".norm() >= 0"),
         ("newcomer: the mean embedding", "FITTING_STEPS if upload else 0", "0"),
