@@ -30,7 +30,7 @@ PER_STEP = {
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "qffl", "afl", "fedpa", "fedbe"), 1),
-    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"), 1),
+    **dict.fromkeys(("moon", "fedproto", "fedpac", "knnper"), 1),
     "cfl": 1,
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "qffl"), 1),
     "ifca": 1,
@@ -50,6 +50,7 @@ SMALL = {
     "selffl-aug": {"extra_steps": 4},
     "fedbabu": {"fine_tune_steps": 8},
     "fedrep": {"head_steps": 3},
+    "fedpac": {"head_steps": 3},
     "fedala": {"start_steps": 5},
 }
 
@@ -117,7 +118,9 @@ def counts_what_is_known(tmp_path, name, engine):
     if not name.startswith("selffl"):  # whose clients choose their number of steps themselves
         trained = runner.active * PER_STEP[name] * 2 * -(-federation().sizes("train") // BATCH)
         # Before those of the settings: 3 steps of the head; 5 of FedALA's weights in a client's second round.
-        trained += {"fedrep": 3 * runner.active, "fedala": 5 * (runner.active > 1)}.get(name, 0)
+        trained += {"fedrep": 3 * runner.active, "fedpac": 3 * runner.active, "fedala": 5 * (runner.active > 1)}.get(
+            name, 0
+        )
         np.testing.assert_array_equal(counted(runner), trained + extra)
 
 
