@@ -117,10 +117,10 @@ def counts_what_is_known(tmp_path, name, engine):
     assert rounds[-1].get("evaluation_gradients", 0) == extra.sum()
     if not name.startswith("selffl"):  # whose clients choose their number of steps themselves
         trained = runner.active * PER_STEP[name] * 2 * -(-federation().sizes("train") // BATCH)
-        # Before those of the settings: 3 steps of the head; 5 of FedALA's weights in a client's second round.
-        trained += {"fedrep": 3 * runner.active, "fedpac": 3 * runner.active, "fedala": 5 * (runner.active > 1)}.get(
-            name, 0
-        )
+        # Before those of the settings: 3 steps of the head; 5 of FedBE's distillation; 5 of FedALA's weights in a
+        # client's second round.
+        each = {"fedrep": 3, "fedpac": 3, "fedbe": 5}.get(name, 0)
+        trained += each * runner.active + 5 * (runner.active > 1) * (name == "fedala")
         np.testing.assert_array_equal(counted(runner), trained + extra)
 
 
