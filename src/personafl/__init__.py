@@ -88,11 +88,11 @@ if TYPE_CHECKING:
     from personafl.training.privacy import Privacy
 
 _HOMES = {
-    "algorithms": "AFL ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam FedAvg "
-    "FedAvgFT FedAvgM FedBABU FedBE FedBN FedDyn FedEM FedFomo FedPA FedPAC FedPer FedProto FedProx FedProxFT "
-    "FedRep FedRoD FedYogi Gradient HeteroFL HeurFedAMP IFCA JobInfo KNNPer LGFedAvg LotteryFL MOCHA MOON "
-    "Mean PFedHN PFedMe PerFedAvg PersFL PersFLGD Program QFFL SCAFFOLD SelfFL SelfFLAug Sent Separate Uplink "
-    "Uploads",
+    "algorithms": "AFL ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam "
+    "FedAvg FedAvgFT FedAvgM FedBABU FedBE FedBN FedDyn FedEM FedFomo FedPA FedPAC FedPer FedProto "
+    "FedProx FedProxFT FedRep FedRoD FedYogi Gradient HeteroFL HeurFedAMP IFCA JobInfo KNNPer LGFedAvg "
+    "LotteryFL MOCHA MOON Mean PFedHN PFedMe PerFedAvg PersFL PersFLGD Program QFFL SCAFFOLD SelfFL "
+    "SelfFLAug Sent Separate Uplink Uploads",
     "comparison": "Comparison compare",
     "errors": "PersonaflError",
     "federation": "Federation",

@@ -156,6 +156,15 @@ def test_the_mixture_mixes_probabilities_or_outputs():
         torch.testing.assert_close(net(x), 0.2 * net.components[0](x) + 0.8 * net.components[2](x))
 
 
+def test_components_have_batch_statistics_of_their_own_on_every_engine(tmp_path):
+    def net():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+    made = [trained(FedEM(components=2), tmp_path / e, 2, engine=e, net=net()) for e in ("stacked", "loop")]
+    torch.testing.assert_close(made[0].server["theta"], made[1].server["theta"], rtol=1e-4, atol=1e-5)
+
+
 def test_who_was_never_active_has_equal_shares(tmp_path):
     made = trained(FedEM(components=2), tmp_path, rounds=1, activity=0.34)
     never = int(np.flatnonzero(made.active == 0)[0])

@@ -13,7 +13,20 @@ from personafl.errors import ConfigError
 from personafl.kernels.task import Task
 from personafl.settings import Local
 from personafl.training.job_info import job_info
-from tests.oracles.parts import LR, PARAMETERS, SIZES, STEPS, data, initial, personal, start, trained, vector, vectors
+from tests.oracles.parts import (
+    LR,
+    PARAMETERS,
+    SIZES,
+    STEPS,
+    data,
+    initial,
+    model,
+    personal,
+    start,
+    trained,
+    vector,
+    vectors,
+)
 
 RATIOS = (1.0, 0.5, 0.25)
 
@@ -28,16 +41,18 @@ def rows_and_columns(ratio: float) -> dict[str, tuple[slice, ...]]:
     return out
 
 
-def small_network(part: dict[str, torch.Tensor], m: int, ratio: float, scaler: bool) -> dict[str, torch.Tensor]:
+def small_network(
+    part: dict[str, torch.Tensor], m: int, ratio: float, scaler: bool, bent: type[nn.Module]
+) -> dict[str, torch.Tensor]:
     """A client's network after its steps; hidden layers put out 1/r of what they do."""
     width = [len(part["0.bias"]), len(part["2.bias"])]
-    net = nn.Sequential(nn.Linear(6, width[0]), nn.Tanh(), nn.Linear(*width), nn.Tanh(), nn.Linear(width[1], 3))
+    net = nn.Sequential(nn.Linear(6, width[0]), bent(), nn.Linear(*width), bent(), nn.Linear(width[1], 3))
     net.double().load_state_dict(part)
     x, y = (torch.tensor(a) for a in data(m))
     by = ratio if scaler else 1.0
     for _ in range(STEPS):
         net.zero_grad()
-        outputs = net[4](torch.tanh(net[2](torch.tanh(net[0](x.double()) / by)) / by))
+        outputs = net[4](net[3](net[2](net[1](net[0](x.double()) / by)) / by))
         F.cross_entropy(outputs, y).backward()
         with torch.no_grad():
             for parameter in net.parameters():
@@ -45,7 +60,7 @@ def small_network(part: dict[str, torch.Tensor], m: int, ratio: float, scaler: b
     return {name: value.detach() for name, value in net.named_parameters()}
 
 
-def oracle(ratios, weighted: bool, scaler: bool, rounds: int = 3):
+def oracle(ratios, weighted: bool, scaler: bool, bent: type[nn.Module], rounds: int = 3):
     theta = initial()
     p = np.array(SIZES) / sum(SIZES) if weighted else np.full(3, 1 / 3)
     for _ in range(rounds):
@@ -54,7 +69,7 @@ def oracle(ratios, weighted: bool, scaler: bool, rounds: int = 3):
         mine = []
         for m, ratio in enumerate(ratios):
             at = rows_and_columns(ratio)
-            found = small_network({name: theta[name][at[name]] for name in theta}, m, ratio, scaler)
+            found = small_network({name: theta[name][at[name]] for name in theta}, m, ratio, scaler, bent)
             mine.append({name: torch.zeros_like(value) for name, value in theta.items()})
             for name, value in found.items():
                 mine[m][name][at[name]] = value
@@ -66,13 +81,20 @@ def oracle(ratios, weighted: bool, scaler: bool, rounds: int = 3):
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize(
-    ("ratios", "weights", "scaler"),
-    [(RATIOS, "equal", True), (RATIOS, "samples", True), ((0.5, 0.25, 0.25), "equal", False)],
+    ("ratios", "weights", "scaler", "bent"),
+    [
+        (RATIOS, "equal", True, nn.Tanh),
+        (RATIOS, "samples", True, nn.Sigmoid),
+        ((0.5, 0.25, 0.25), "equal", False, nn.Sigmoid),
+    ],
 )
-def test_zeros_in_the_vector_are_a_smaller_network_in_plain_torch(tmp_path, ratios, weights, scaler, engine):
-    """With nobody at full width, the numbers that nobody has stay as they were."""
-    run = trained(HeteroFL(ratios=ratios, weights=weights, scaler=scaler), tmp_path, engine=engine)
-    server, clients = oracle(ratios, weights == "samples", scaler)
+def test_zeros_in_the_vector_are_a_smaller_network_in_plain_torch(tmp_path, ratios, weights, scaler, bent, engine):
+    """With nobody at full width, the numbers that nobody has stay as they were. A sigmoid makes 1/2 of the 0 of a
+    channel that is not there: what follows it must not be trained on that."""
+    first, _, second, _, last = model()
+    net = nn.Sequential(first, bent(), second, bent(), last)
+    run = trained(HeteroFL(ratios=ratios, weights=weights, scaler=scaler), tmp_path, engine=engine, net=net)
+    server, clients = oracle(ratios, weights == "samples", scaler, bent)
     np.testing.assert_allclose(run.server["theta"], server, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(personal(run), clients, rtol=1e-4, atol=1e-5)
     untouched = run.server["theta"].numpy() == vector(initial()).astype(np.float32)

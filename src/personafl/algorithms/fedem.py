@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
 from personafl.algorithms.extras import Welcomes, WrapsModule
@@ -141,9 +142,10 @@ class Mixture(nn.Module):
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy with parameters of its own; constants, such as a table of word vectors, are shared."""
+    """A copy with parameters and batch statistics of its own; constants, such as word vectors, are shared."""
+    own = {id(kept) for layer in module.modules() if isinstance(layer, _BatchNorm) for kept in layer.buffers()}
     constants = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
-    return copy.deepcopy(module, {id(constant): constant for constant in constants})
+    return copy.deepcopy(module, {id(constant): constant for constant in constants if id(constant) not in own})
 
 
 def _losses(objective: Callable[..., Any], count: int, features: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -107,7 +107,7 @@ class KNNPer(ForSomeModels, WrapsModule, FedAvg):
         return self._without_memory(server["theta"])
 
     def report(self, own: State, sent: State) -> State:
-        return {"knn_share": own["memory"][-1]}
+        return {"knn_share": own["memory"][-1] if "memory" in own else torch.full_like(sent["theta"][0], torch.nan)}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, Ditto, Each, FedAvg, Mean, Uploads
+from personafl.algorithms import ALGORITHMS, Algorithm, Ditto, Each, FedAvg, Mean, Uploads
+from personafl.algorithms.extras import trained_task
 from personafl.backends.ray.actor import Shard, Worker
 from personafl.backends.ray.clients import RayClients
 from personafl.backends.ray.shards import Shards, deal, rebalance, work
@@ -123,21 +124,21 @@ class Pooled(Shards):
         self._connection.close()
 
 
-def on_ray(actors: int, folder: Path, share: float = 0.6) -> RayClients:
+def on_ray(actors: int, folder: Path, share: float = 0.6, algorithm: Algorithm | None = None) -> RayClients:
     """Without a share of Ray's memory, actors have their own clients' samples and do not help each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("personafl.backends.ray.clients.Shards", Pooled)
         job = Job(
-            federation(), TASK, FedAvg(), local=LOCAL, engine=EngineSettings(threads=1), ray=RaySettings(actors=actors),
-            seed=SEED,
+            federation(), TASK, algorithm or FedAvg(), local=LOCAL, engine=EngineSettings(threads=1),
+            ray=RaySettings(actors=actors), seed=SEED,
         )  # fmt: skip
         clients = RayClients(job, RunFolder(folder))
     clients.shards.share, clients.shards.worth = share, 0
     return clients
 
 
-def here(kind: type[LocalClients] = LocalClients) -> LocalClients:
-    return kind(StackedEngine(TASK, federation(), LOCAL, seed=SEED, threads=1))
+def here(kind: type[LocalClients] = LocalClients, algorithm: Algorithm | None = None) -> LocalClients:
+    return kind(StackedEngine(trained_task(algorithm or FedAvg(), TASK), federation(), LOCAL, seed=SEED, threads=1))
 
 
 def runner(algorithm, clients, folder: Path, **schedule) -> Runner:
@@ -375,17 +376,19 @@ def state_of(run: Runner) -> dict:
 
 @pytest.mark.parametrize("name", archetypes(FOR_TWO_LAYERS))
 def test_every_algorithm_as_on_the_stacked_engine(cluster, tmp_path, name):
+    algorithm = ALGORITHMS[name]()
+
     def two_rounds(clients, folder):
-        run = runner(ALGORITHMS[name](), clients, folder, rounds=10, eval_every=0)
+        run = runner(algorithm, clients, folder, rounds=10, eval_every=0)
         for _ in range(2):
             run.step()
         found = state_of(run)
         clients.close()
         return found
 
-    expected = two_rounds(here(), tmp_path / "stacked")
+    expected = two_rounds(here(algorithm=algorithm), tmp_path / "stacked")
     for actors in (1, 2, 3):
-        clients = on_ray(actors, tmp_path / str(actors))
+        clients = on_ray(actors, tmp_path / str(actors), algorithm=algorithm)
         assert_close(two_rounds(clients, tmp_path / str(actors)), expected, f"{actors} actors:")
         assert len(clients.shards.ids) == actors
 

@@ -56,7 +56,7 @@ GRIDS: dict[str, Grid] = {
     "moon": with_own("mu", 0.1, 1.0),
     "fedproto": with_own("lam", 0.1, 1.0),
     "fedpac": with_own("lam", 0.1, 1.0),
-    "knn-per": with_own("neighbours", 5, 10),
+    "knnper": with_own("neighbours", 5, 10),
     # mixtures and clusters
     "ifca": with_own("clusters", 2, 3),
     "fedem": with_own("components", 2, 3),
@@ -76,8 +76,8 @@ GRIDS: dict[str, Grid] = {
     "feddyn": with_own("alpha", 0.01, 0.1),
     "qffl": with_own("q", 0.1, 1.0),
     "afl": with_own("lambda_lr", 0.01, 0.1),
-    "fedpa": RATE_ONLY,
-    "fedbe": RATE_ONLY,
+    "fedpa": with_own("rho", 0.01, 0.1),
+    "fedbe": with_own("distill_steps", 2, 5),
     # PersFL tries temperatures and shares by itself, on each client's validation data
     "persfl": RATE_ONLY,
     "persfl-gd": RATE_ONLY,

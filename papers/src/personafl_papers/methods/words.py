@@ -63,7 +63,8 @@ for all methods. Nothing is chosen on test data. All runs are in `runs.jsonl`, w
 
 COSTS = """*Worse off*: the share of clients with fewer right answers than when they train alone with the same seed,
 mean over federations, and where it is largest. *p*: of the difference in mean rank from one method, after Holm.
-*Gradients*: how many a client computes, over FedAvg's. *Seconds*: of one processor for a run, mean over federations.
+*Gradients*: how many a client computes, over FedAvg's (one of a mixture of models counts once). *Seconds*: of one
+processor for a run, mean over federations.
 """
 
 FAILED = """
