@@ -30,6 +30,7 @@ PER_STEP = {
     "fedrod": 2,
     **dict.fromkeys(("fedamp", "heurfedamp", "persfl", "persfl-gd", "selffl", "selffl-aug"), 1),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "qffl", "afl", "fedpa", "fedbe"), 1),
+    **dict.fromkeys(("moon", "fedproto", "fedpac", "knnper"), 1),
     "cfl": 1,
     "ifca": 1,
     "fedfomo": 1,
@@ -48,6 +49,7 @@ SMALL = {
     "selffl-aug": {"extra_steps": 4},
     "fedbabu": {"fine_tune_steps": 8},
     "fedrep": {"head_steps": 3},
+    "fedpac": {"head_steps": 3},
     "fedala": {"start_steps": 5},
 }
 
@@ -114,6 +116,10 @@ def counts_what_is_known(tmp_path, name, engine):
     assert rounds[-1].get("evaluation_gradients", 0) == extra.sum()
     if not name.startswith("selffl"):  # whose clients choose their number of steps themselves
         trained = runner.active * PER_STEP[name] * 2 * -(-federation().sizes("train") // BATCH)
+        # Before those of the settings: 3 steps of the head; 5 of FedBE's distillation; 5 of FedALA's weights in a
+        # client's second round.
+        each = {"fedrep": 3, "fedpac": 3, "fedbe": 5}.get(name, 0)
+        trained += each * runner.active + 5 * (runner.active > 1) * (name == "fedala")
         # Before those of the settings: 3 steps of the head; 5 of FedALA's weights in a client's second round; FedBE's 5
         # of distillation.
         before = {"fedrep": 3 * runner.active, "fedala": 5 * (runner.active > 1), "fedbe": 5 * runner.active}
