@@ -20,7 +20,7 @@ from tests.archetypes import FOR_TWO_LAYERS
 CLIENTS, SAMPLES, WIDTH = 3, 4, 5
 BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl", "mocha", "fedpac"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
-DRAWN = {"ifca", "fedem", "fedfomo", "pfedhn"}
+DRAWN = {"ifca", "fedem", "fedfomo", "pfedhn", "fedbe"}
 """Their servers draw by what the initial weights are, which on `meta` are nothing."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
