@@ -1,6 +1,7 @@
 """The study itself, in miniature: what is made, what is chosen, what is ranked, and that it goes on after a kill."""
 
 import csv
+import itertools
 import json
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from personafl.study.processes import Processes
 from personafl_papers.methods import runs
 from personafl_papers.methods.federations import FEDERATIONS, NormalizedMLP, StudyFederation, smaller
 from personafl_papers.methods.grids import GRIDS
-from personafl_papers.methods.outcomes import outcomes
+from personafl_papers.methods.outcomes import Outcome, outcomes
 from personafl_papers.methods.runs import RunFile, StudyRun, chosen, run_one, tries
 from personafl_papers.methods.sizes import Size
 from personafl_papers.methods.study import Asked, names, study, write
@@ -151,6 +152,13 @@ def record(one, test, val):
         "key": one.key, "method": one.method, "settings": one.settings, "status": "done", "val": [val, 10, 1.0],
         "test": test, "n_test": [10] * 4, "gradients": 1.0, "seconds": 1.0,
     }  # fmt: skip
+
+
+def test_right_answers_that_are_as_many_are_equal_in_whatever_order_of_seeds():
+    some = (285 / 369, 289 / 369, 278 / 369)
+    means = {float(np.mean(order)) for order in itertools.permutations(some)}
+    assert len(means) > 1  # by rounding alone
+    assert len({Outcome("done", accuracies=order).accuracy for order in itertools.permutations(some)}) == 1
 
 
 def test_a_method_that_breaks_does_not_take_the_study_with_it(federations, monkeypatch):
