@@ -14,7 +14,7 @@ from personafl.study.processes import Processes
 from personafl_papers.methods import runs
 from personafl_papers.methods.federations import FEDERATIONS, NormalizedMLP, StudyFederation, smaller
 from personafl_papers.methods.grids import GRIDS
-from personafl_papers.methods.outcomes import outcomes
+from personafl_papers.methods.outcomes import Outcome, outcomes
 from personafl_papers.methods.runs import RunFile, StudyRun, chosen, run_one, tries
 from personafl_papers.methods.sizes import Size
 from personafl_papers.methods.study import Asked, names, study, write
@@ -151,6 +151,12 @@ def record(one, test, val):
         "key": one.key, "method": one.method, "settings": one.settings, "status": "done", "val": [val, 10, 1.0],
         "test": test, "n_test": [10] * 4, "gradients": 1.0, "seconds": 1.0,
     }  # fmt: skip
+
+
+def test_as_many_right_answers_are_an_equal_accuracy():
+    some = [tuple(right / 369 for right in by_seed) for by_seed in ((285, 289, 278), (291, 283, 278))]
+    assert np.mean(some[0]) != np.mean(some[1])  # by rounding alone
+    assert len({Outcome("done", accuracies=each).accuracy for each in some}) == 1
 
 
 def test_a_method_that_breaks_does_not_take_the_study_with_it(federations, monkeypatch):

@@ -47,7 +47,8 @@ class Outcome:
 
     @property
     def accuracy(self) -> float:
-        return float(np.mean(self.accuracies)) if self.accuracies else np.nan
+        """The mean over seeds; rounded, because what differs in its last bits only is equal and shares a rank."""
+        return round(float(np.mean(self.accuracies)), 9) if self.accuracies else np.nan
 
     @property
     def spread(self) -> float:
