@@ -18,9 +18,9 @@ from personafl.training.job_info import job_info
 from tests.archetypes import FOR_TWO_LAYERS
 
 CLIENTS, SAMPLES, WIDTH = 3, 4, 5
-BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl", "mocha"}
+BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl", "mocha", "fedpac"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
-DRAWN = {"ifca", "fedfomo", "pfedhn", "fedbe"}
+DRAWN = {"ifca", "fedem", "fedfomo", "pfedhn"}
 """Their servers draw by what the initial weights are, which on `meta` are nothing."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
@@ -91,6 +91,8 @@ class Measured:
         outputs, y = torch.empty(SAMPLES, 4, device=theta.device), torch.zeros(SAMPLES, device=theta.device)
         if getattr(function, "uses_features", False):
             extra["features"] = torch.empty(SAMPLES, WIDTH, device=theta.device)
+        if getattr(function, "couples_samples", False):
+            return function(outputs, y.long(), weight=torch.ones_like(y), **extra)
         return function(outputs, y.long(), **extra).mean(0)
 
 

@@ -463,6 +463,8 @@ def test_who_is_refused():
         "lotteryfl",
         "ifca",
         "fedfomo",
+        "fedproto",
+        "fedpac",
     }
 
 

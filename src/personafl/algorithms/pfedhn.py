@@ -27,7 +27,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import vjp
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
 from personafl.algorithms.extras import Welcomes
@@ -108,12 +107,17 @@ class PFedHN(Welcomes, Algorithm):
 
     def _towards(self, phi: State, v: Tensor, y: Tensor, lr: float) -> tuple[State, Tensor]:
         """φ and embeddings after a gradient step on ½ Σ ‖h(v_i; φ) − y_i‖²: as long as asked for, or halved."""
-        theta, pullback = vjp(self.models, phi, v)  # type: ignore[misc]
-        of_phi, of_v = pullback(y - theta)
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in {**phi, "v": v}.items()}
+            made = self.models(leaves, leaves["v"])
+            # The gradient of a number: for that of a vector, as for torch.func.vjp, torch imports its compiler.
+            product = (made * (y - made.detach())).sum()
+        theta = made.detach()
+        steps = dict(zip(leaves, torch.autograd.grad(product, list(leaves.values())), strict=True))
         for halvings in range(MOST_HALVINGS + 1):
             scale = 0.5**halvings
-            new = {name: value + scale * lr * of_phi[name] for name, value in phi.items()}
-            moved = v + scale * self.embedding_lr * of_v
+            new = {name: value + scale * lr * steps[name] for name, value in phi.items()}
+            moved = v + scale * self.embedding_lr * steps["v"]
             if (y - self.models(new, moved)).norm() <= (y - theta).norm():
                 return new, moved
         return phi, v
