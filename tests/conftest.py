@@ -5,6 +5,7 @@ background of a script), a test that hangs is stopped, and nothing that a test s
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -27,34 +28,37 @@ LATER = 60
 PATIENCE = 60
 """Seconds that processes which were told to end may take."""
 LONGEST = (
+    "tests/backends/deploy/test_deployment.py",
     "tests/backends/ray/test_clients.py",
     "tests/study/test_ray_launcher.py",
     "tests/training/test_resume.py",
+    "tests/modules/test_any_module.py",
     "tests/cli/test_cli.py",
-    "tests/papers/tables/test_fedamp_tables.py",
-    "tests/engines/test_agreement.py",
     "tests/study/test_compare.py",
     "tests/papers/tables/test_selffl_synthetic.py",
+    "tests/training/test_stopping.py",
+    "tests/engines/test_agreement.py",
+    "tests/algorithms/test_selffl_aug.py",
+    "tests/report/test_figures.py",
+    "tests/benchmarks/test_bench.py",
+    "tests/study/test_processes.py",
+    "tests/papers/tables/test_selffl_tables.py",
+    "tests/papers/data/test_wakeword.py",
+    "tests/backends/flower/test_hostile_sites.py",
+    "tests/runs/test_trackers.py",
+    "tests/runs/test_watch.py",
+    "tests/backends/deploy/test_processes.py",
+    "tests/papers/tables/test_fedamp_tables.py",
     "tests/backends/flower/test_faults.py",
     "tests/engines/test_gradients.py",
-    "tests/backends/flower/test_hostile_sites.py",
     "tests/report/test_browser.py",
-    "tests/training/test_stopping.py",
-    "tests/runs/test_watch.py",
     "tests/test_plugins.py",
     "tests/training/test_determinism.py",
-    "tests/algorithms/test_selffl_aug.py",
-    "tests/benchmarks/test_bench.py",
-    "tests/papers/tables/test_selffl_tables.py",
-    "tests/runs/test_trackers.py",
-    "tests/study/test_processes.py",
     "tests/papers/tables/test_reproduce.py",
     "tests/papers/tables/test_selffl_wakeword.py",
     "tests/test_own_algorithm.py",
     "tests/algorithms/test_selffl.py",
     "tests/backends/flower/test_ledger.py",
-    "tests/report/test_figures.py",
-    "tests/papers/data/test_wakeword.py",
     "tests/backends/flower/test_attacks.py",
     "tests/test_conftest.py",
     "tests/report/test_command.py",
@@ -73,6 +77,17 @@ def pytest_make_parametrize_id(val, argname):
 def pytest_collect_file():
     """Without doctest's import of test modules: it passes over import errors, and then a broken one counts as empty."""
     return [collector for collector in (yield) if type(collector).__name__ != "DoctestModule"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is collected stays until the end: nothing looks through it again and again for what could be freed."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # --- time limits

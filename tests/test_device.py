@@ -9,15 +9,19 @@ import torch
 from torch import nn
 
 from personafl.algorithms import ALGORITHMS
-from personafl.algorithms.base import Context, JobInfo, Uploads
+from personafl.algorithms.base import Context, Uploads
+from personafl.algorithms.extras import trained_task
 from personafl.kernels.task import Batch, Task
 from personafl.models import CNN, MCLR, MLP, FemnistCNN, LSTMModel, initialize
 from personafl.settings import Local
+from personafl.training.job_info import job_info
 from tests.archetypes import FOR_TWO_LAYERS
 
-CLIENTS, SAMPLES = 3, 4
-BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl"}
+CLIENTS, SAMPLES, WIDTH = 3, 4, 5
+BY_VALUE = {"fedamp", "heurfedamp", "selffl", "selffl-aug", "cfl", "mocha", "fedpac"}
 """Their servers choose rows by what is in them, which `meta` cannot."""
+DRAWN = {"ifca", "fedem", "fedfomo", "pfedhn", "fedbe"}
+"""Their servers draw by what the initial weights are, which on `meta` are nothing."""
 MODELS = {
     "linear layers": (MLP((12,)), (20,)),
     "logistic regression": (MCLR(), (20,)),
@@ -85,16 +89,17 @@ class Measured:
 
     def mean(self, function, theta, **extra):
         outputs, y = torch.empty(SAMPLES, 4, device=theta.device), torch.zeros(SAMPLES, device=theta.device)
+        if getattr(function, "uses_features", False):
+            extra["features"] = torch.empty(SAMPLES, WIDTH, device=theta.device)
+        if getattr(function, "couples_samples", False):
+            return function(outputs, y.long(), weight=torch.ones_like(y), **extra)
         return function(outputs, y.long(), **extra).mean(0)
 
 
-@pytest.mark.parametrize("name", [name for name in FOR_TWO_LAYERS if name not in BY_VALUE])
+@pytest.mark.parametrize("name", [name for name in FOR_TWO_LAYERS if name not in BY_VALUE | DRAWN])
 def test_an_algorithm_stays_where_its_parameters_are(name):
-    task = Task(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
-    layers = tuple(zip(task.names, task.sizes, strict=True))
-    shapes = tuple(tuple(shape) for shape in task.shapes)
-    job = JobInfo(layers, CLIENTS, Local(), classification=True, kinds=task.kinds, shapes=shapes)
-    algorithm = ALGORITHMS[name]().prepare(job)
+    task = trained_task(ALGORITHMS[name](), Task(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))))
+    algorithm = ALGORITHMS[name]().prepare(job_info(task, CLIENTS, Local(), None))
     theta0 = task.theta0.to("meta")
     server = algorithm.new_server(theta0, CLIENTS)
     mine = algorithm.send(server, torch.arange(CLIENTS)).one(0)
@@ -107,6 +112,7 @@ def test_an_algorithm_stays_where_its_parameters_are(name):
     def gradient(theta, batch=0, objective=None, **extra):
         return theta * 2
 
+    gradient.predict = lambda theta, batch=0: theta[None, :4]
     gradient.descend = lambda theta, lr, proximal: theta.sub_(theta * lr)
     gradient.features = lambda theta, batch=0: theta[None]
     carry = algorithm.step(carry, mine, gradient, ctx)

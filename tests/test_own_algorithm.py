@@ -18,7 +18,11 @@ MeanRegularized = own_algorithm.MeanRegularized
 
 
 @pytest.mark.parametrize(
-    ("lam", "engine"), [(0.5, "loop"), (0.5, "threaded"), (0.0, "stacked"), (0.5, "stacked"), (5.0, "stacked")]
+    ("lam", "engine"),
+    [
+        *((lam, "stacked") for lam in (0.0, 0.5, 5.0)),
+        *(pytest.param(0.5, engine, marks=pytest.mark.slow) for engine in ("loop", "threaded")),
+    ],
 )
 def test_it_ends_at_the_optimum_of_its_objective(tmp_path, lam, engine):
     """A_i (v_i − z_i) + λ (v_i − mean v) = 0 for all i: a linear system."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, fields
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from personafl.errors import ConfigError
@@ -43,12 +45,40 @@ def check_types(prefix: str, settings: Any) -> None:
     personafl.errors.ConfigError: rounds = 2.5: must be a whole number
     """
     for field in fields(settings):
-        kinds = str(field.type).split(" | ")
-        value = getattr(settings, field.name)
-        known = [_KINDS[kind] for kind in kinds if kind in _KINDS]
-        if not known or (value is None and "None" in kinds):
-            continue
-        is_number = not isinstance(value, bool)
-        fits = any(isinstance(value, kind) and (is_number or kind is bool) for kind, _ in known)
-        words = " or ".join(word for _, word in known) + (", or left out" if "None" in kinds else "")
-        check(f"{prefix}{field.name}", value, fits, words)
+        check_type(f"{prefix}{field.name}", str(field.type), getattr(settings, field.name))
+
+
+def check_type(key: str, annotation: str, value: Any) -> None:
+    """The same for one value. Annotations of anything but numbers, texts, booleans and lists of these pass.
+
+    >>> check_type("algorithm.lam", "float", "1")
+    Traceback (most recent call last):
+      ...
+    personafl.errors.ConfigError: algorithm.lam = '1': must be a number
+    """
+    if annotation.startswith("tuple[") and annotation.endswith(", ...]"):
+        check(key, value, isinstance(value, list | tuple), "a list")
+        for each in value:
+            check_type(key, annotation[len("tuple[") : -len(", ...]")], each)
+        return
+    kinds = [kind for kind in annotation.split(" | ") if kind != "None"]
+    if not all(kind in _KINDS for kind in kinds) or (value is None and "None" in annotation):
+        return
+    known = [_KINDS[kind] for kind in kinds]
+    is_number = not isinstance(value, bool)
+    fits = any(isinstance(value, kind) and (is_number or kind is bool) for kind, _ in known)
+    words = " or ".join(word for _, word in known) + (", or left out" if "None" in annotation else "")
+    check(key, value, fits, words)
+
+
+def path_of(given: Any) -> Path:
+    """A path, or one line that says that this is none.
+
+    >>> path_of(3)
+    Traceback (most recent call last):
+      ...
+    personafl.errors.ConfigError: 3 is not a path: give the name of a folder, as text or as a pathlib.Path
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{given!r} is not a path: give the name of a folder, as text or as a pathlib.Path")
+    return Path(given)

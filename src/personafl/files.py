@@ -10,15 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from personafl.errors import RunError
-from personafl.states import State
+
+if TYPE_CHECKING:  # torch, which whoever writes no tensors does not need
+    from personafl.states import State
 
 # The types that rows may have, as numpy and as safetensors call them.
 _KINDS = {"float64": "F64", "int64": "I64", "float32": "F32", "int32": "I32", "float16": "F16", "uint8": "U8",
@@ -83,6 +84,8 @@ def write_text(path: Path, text: str, private: bool = True) -> None:
 
 def write_tensors(path: Path, tensors: State, metadata: dict[str, str] | None = None, private: bool = True) -> None:
     """Write a safetensors file atomically."""
+    from safetensors.torch import save_file
+
     with disk_errors(path.parent, "cleaning"):
         for rest in path.parent.glob(".tmp*"):  # what safetensors leaves when it is killed
             rest.unlink(missing_ok=True)

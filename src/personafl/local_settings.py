@@ -58,8 +58,8 @@ class Local:
     lr_min
         Where a cosine ends.
     groups
-        Factors of the learning rate by parameter: of the `head` (the last layer that has parameters, or what fedper
-        calls so), the `body` (the others), and of parameters by their names, with * for any letters, as in
+        Factors of the learning rate by parameter: of the `head` (the last layer that has parameters, or what fedper,
+        fedrep, … call so), the `body` (the others), and of parameters by their names, with * for any letters, as in
         `"*.bias"`. The factors of all that fit a parameter are multiplied; 0 leaves it as it is.
     held_back
         Share of each client's validation samples that algorithms do not see: scores on them (`personal_held_*`) can

@@ -36,6 +36,11 @@ def mix(key: Key | np.uint64, value: NDArray[Any] | np.uint64 | int) -> Key:
         return np.asarray(z ^ (z >> np.uint64(31)))
 
 
+def array_key(values: NDArray[Any]) -> int:
+    """A number that follows from an array: a server that draws by its initial weights draws by the run's seed."""
+    return int.from_bytes(blake2b(np.ascontiguousarray(values).tobytes(), digest_size=7).digest(), "little")
+
+
 def stream_key(seed: int, purpose: str, round: int = 0) -> np.uint64:
     """The key of one purpose ("cohort", "batches", "model", …) in one round of a run."""
     return np.uint64(mix(mix(name_key(purpose), seed), round))

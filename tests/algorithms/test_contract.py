@@ -1,6 +1,7 @@
 """What the framework makes of an algorithm's declarations, and when a client begins."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -54,6 +55,39 @@ def first_rounds(cohorts, clients):
 def test_the_name_is_that_of_about_on_class_and_instance():
     assert [kind.name for kind in ALGORITHMS.values()] == [kind().about.name for kind in ALGORITHMS.values()]
     assert Tracks.name == Tracks().name == "tracks"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_setting_that_is_unknown_or_no_number_is_one_line(name):
+    kind = ALGORITHMS[name]
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithm\.nonsense'"):
+        kind(nonsense=1)
+    with pytest.raises(ConfigError, match="takes"):
+        kind(*range(99))
+    for field in fields(kind):
+        if str(field.type) in ("int", "float", "bool"):
+            with pytest.raises(ConfigError, match=rf"^algorithm\.{field.name} = 'one': must be [^\n]*$"):
+                kind(**{field.name: "one"})
+        if str(field.type) == "tuple[float, ...]":
+            for wrong in (3, ["one"]):
+                with pytest.raises(ConfigError, match=rf"^algorithm\.{field.name} = [^\n]*: must be a (list|number)$"):
+                    kind(**{field.name: wrong})
+
+
+def test_an_init_of_ones_own_takes_what_it_likes():
+    class Own(FedAvg):
+        def __init__(self, words):
+            super().__init__(weights=words[0])
+
+    class Inherits(Own):
+        pass
+
+    assert Own(["equal"]).weights == Inherits(words=["equal"]).weights == "equal"
+
+
+def test_a_setting_of_two_types_takes_both():
+    assert ALGORITHMS["selffl"](smoothing="activity") != ALGORITHMS["selffl"](smoothing=0.5)
+    assert replace(Ditto(2), weights="equal") == Ditto(2.0, "equal") == copy.deepcopy(Ditto(2, weights="equal"))
 
 
 def test_a_contract_fits_in_the_head():
@@ -128,14 +162,23 @@ def test_a_client_begins_with_what_it_is_sent_when_it_is_first_active(tmp_path, 
 
 def test_clients_that_never_were_active_share_a_model_unless_each_is_sent_its_own(tmp_path):
     shared = {}
-    for name, algorithm in {n: ALGORITHMS[n]() for n in FOR_ANY_MODEL if "persfl" not in n}.items():
+    for name, algorithm in {
+        n: ALGORITHMS[n]() for n in FOR_ANY_MODEL if "persfl" not in n and n not in ("fml", "fedbe")
+    }.items():
         runner = train(quadratics(clients=6), algorithm, tmp_path / name, rounds=2, activity=0.2)
         never = np.flatnonzero(runner.active == 0)
         model = shared_model(runner.algorithm, runner.clients.task, runner.snapshot(True), never)
         shared[name] = model is not None
         if model is not None:
             np.testing.assert_allclose(personal(runner)[never], model.double().expand(len(never), -1), rtol=1e-6)
-    assert {name for name, one in shared.items() if not one} == {"fedavg-ft", "fedprox-ft", "perfedavg", "cfl"}
+    assert {name for name, one in shared.items() if not one} == {
+        "fedavg-ft",
+        "fedprox-ft",
+        "perfedavg",
+        "cfl",
+        "ifca",
+        "pfedhn",
+    }
 
     class Apart(Tracks):
         def send(self, server, ids):

@@ -92,7 +92,12 @@ def oracle(start: list[dict], rounds: int, weighted: bool = True):
 def test_it_is_the_papers_expectation_maximization(tmp_path, weighted, engine):
     algorithm = FedEM(components=2, weights="samples" if weighted else "equal")
     made = runner(algorithm, tmp_path, engine=engine)
-    start = [{n: p.detach().double() for n, p in c.named_parameters()} for c in made.clients.task.template.components]
+    names = [name for name, _ in model().named_parameters()]
+    sizes = [p.numel() for p in model().parameters()]
+    start = [
+        {n: p.view(s.shape).double() for n, p, s in zip(names, v.split(sizes), model().parameters(), strict=True)}
+        for v in made.server["theta"].view(2, -1)
+    ]
     assert not torch.equal(start[0]["0.weight"], start[1]["0.weight"])
     for _ in range(4):
         made.step()
@@ -149,6 +154,15 @@ def test_the_mixture_mixes_probabilities_or_outputs():
         torch.testing.assert_close(net(x).exp(), 0.2 * each[0] + 0.8 * each[2])
         net.probabilities = False
         torch.testing.assert_close(net(x), 0.2 * net.components[0](x) + 0.8 * net.components[2](x))
+
+
+def test_components_have_batch_statistics_of_their_own_on_every_engine(tmp_path):
+    def net():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+    made = [trained(FedEM(components=2), tmp_path / e, 2, engine=e, net=net()) for e in ("stacked", "loop")]
+    torch.testing.assert_close(made[0].server["theta"], made[1].server["theta"], rtol=1e-4, atol=1e-5)
 
 
 def test_who_was_never_active_has_equal_shares(tmp_path):

@@ -164,10 +164,13 @@ ANYTHING = {
 }
 REFUSED = {
     "scaffold": {"adam", "adamw, kept", "nesterov, kept", "clipping", "cosine over steps"},
+    "qffl": {"adam", "adamw, kept"},
+    "fedpa": {"adam", "adamw, kept", "cosine over steps"},
     "selffl": {"adam", "adamw, kept", "clipping", "groups", "cosine over steps"},
     "selffl-aug": {"adam", "adamw, kept", "clipping", "groups", "cosine over steps"},
 }
-WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate"}
+WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at one rate", "qffl": "is one of SGD"}
+WHY["fedpa"] = "iterates of SGD at one rate"
 
 
 @pytest.mark.parametrize("algorithm", FOR_TWO_LAYERS)
@@ -185,9 +188,9 @@ def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_pat
         run = runner(ALGORITHMS[algorithm](**settings), local, tmp_path)
         run.step()
         same = {n: torch.equal(v, run.server[n]) for n, v in plain.server.items() if n not in ("round", "clients")}
-        assert algorithm == "separate" or not any(same[n] for n in ("theta", "base", "body", "models") if n in same), (
-            name
-        )
+        assert algorithm == "separate" or not any(
+            same[n] for n in ("theta", "base", "body", "head", "models") if n in same
+        ), name
         run._evaluate(last=True)
 
 

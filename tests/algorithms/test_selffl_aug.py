@@ -106,8 +106,14 @@ def test_what_is_out_of_range_is_refused(name, value):
         SelfFLAug(**{name: value})
 
 
-@pytest.mark.parametrize("posterior", ["paper", "exact"])
-@pytest.mark.parametrize("sigma0_2", [0.3, 0.0])
+@pytest.mark.parametrize(
+    ("sigma0_2", "posterior"),
+    [
+        (0.3, "exact"),
+        (0.0, "paper"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0.3, "paper"), (0.0, "exact")]),
+    ],
+)
 def test_with_known_variances_algorithm_2_reaches_the_posterior(tmp_path, sigma0_2, posterior):
     """In two rounds θ = θ^(G) and, up to whole numbers of steps, θ_m = θ_m^(FL); with σ0² = 0 all are one mean."""
     lr = 0.002

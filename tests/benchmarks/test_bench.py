@@ -38,7 +38,9 @@ def few_batches(job: Job, clients: int = 3) -> tuple[Job, torch.Tensor]:
     return job, torch.from_numpy(np.array(index))
 
 
-@pytest.mark.parametrize("job", [SMALL, MNIST_JOB, CNN_JOB], ids=lambda job: job.name)
+@pytest.mark.parametrize(
+    "job", [SMALL, pytest.param(MNIST_JOB, marks=pytest.mark.slow), CNN_JOB], ids=lambda job: job.name
+)
 def test_the_references_do_the_same_arithmetic(job):
     job, index = few_batches(job)
     task, federation = job.task(), job.federation()

@@ -5,6 +5,9 @@ import re
 import subprocess
 import sys
 
+from personafl.files import make_folder, write_text
+from personafl.storage.folder import RunFolder
+
 HEAVY = {"torch", "numpy", "scipy", "pyarrow", "matplotlib", "sklearn", "pandas", "pydantic", "rich"}
 OPTIONAL = {"matplotlib", "scipy", "sklearn", "pandas", "ray", "flwr", "mlflow", "tensorboard", "onnx", "datasets"}
 
@@ -50,3 +53,14 @@ def test_training_imports_no_optional_library_and_not_the_compiler_of_torch():
 def test_the_package_alone_imports_nothing_heavy():
     _, packages = imported("-c", "import personafl")
     assert not packages & HEAVY
+
+
+def test_watching_imports_nothing_that_trains(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create({"rounds": 1, "data": {"name": "digits"}, "algorithm": {"name": "fedavg"}})
+    folder.append("rounds.jsonl", {"round": 1, "active": 5, "failed": [], "personal_accuracy": 0.5})
+    make_folder(folder.models)
+    write_text(folder.models / "elsewhere.json", "{}")
+    shown, packages = imported("-m", "personafl", "watch", str(folder.path))
+    assert shown.splitlines()[-1].endswith("run: finished") and "accuracy 0.5000" in shown
+    assert not packages & {"torch", "scipy", "sklearn", "matplotlib"}

@@ -126,8 +126,8 @@ def partial_likelihood(outputs, y):
 
 CASES = {
     "resnet18": Case(lambda: networks.ResNet18(4, width=4), images(3, 16, 4), lr=0.001),
-    "resnet18-frozen": Case(lambda: networks.frozen_resnet18(4, width=4), images(3, 16, 4)),
-    "mobilenetv2": Case(lambda: networks.MobileNetV2(4, width=4), images(3, 16, 4)),
+    "resnet18-frozen": Case(lambda: networks.frozen_resnet18(4, width=4), images(3, 8, 4)),
+    "mobilenetv2": Case(lambda: networks.MobileNetV2(4, width=4), images(3, 8, 4)),
     "convnext": Case(lambda: networks.ConvNeXt(4), images(3, 16, 4)),
     "vit": Case(lambda: networks.ViT(4), images(3, 16, 4)),
     "transformer": Case(networks.Encoder, tokens),

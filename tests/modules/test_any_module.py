@@ -22,7 +22,7 @@ QUICK = {name: ALGORITHMS[i % len(ALGORITHMS)] for i, name in enumerate(CASES)}
 def trained(case, algorithm, engine):
     torch.manual_seed(3)
     network = case.network()
-    local = pf.Local(lr=case.lr, batch_size=4, steps=3)
+    local = pf.Local(lr=case.lr, batch_size=4, steps=2)
     return pf.train(
         case.federation(), network, algorithm, task=case.task, rounds=2, local=local, engine=engine, progress=False
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl.algorithms import Algorithm
+from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.federation import Federation
 from personafl.kernels.task import Task
@@ -52,12 +53,13 @@ def vector(net: nn.Module) -> Tensor:
 
 def trained(
     algorithm: Algorithm, folder: Path, rounds: int = 3, activity: float = 1.0, net: nn.Module | None = None,
-    loss: str = "cross_entropy", **local,
+    loss: str = "cross_entropy", engine: str = "stacked", fed: Federation | None = None, **local,
 ) -> Runner:  # fmt: skip
-    """Full batches on the stacked engine; the runner holds the states afterwards."""
-    fed = Federation.from_clients({f"c{m}": {"train": data(m)} for m in range(3)}, classes=CLASSES)
+    """Full batches; the runner holds the states afterwards."""
+    fed = fed or Federation.from_clients({f"c{m}": {"train": data(m)} for m in range(3)}, classes=CLASSES)
     settings = Local(**{"lr": LR, "batch_size": 0, "steps": STEPS} | local)
-    made = ENGINES["stacked"](Task(net or model(), loss), fed, settings, seed=0, threads=1)
+    task = trained_task(algorithm, Task(net or model(), loss))
+    made = ENGINES[engine](task, fed, settings, seed=0, threads=1)
     schedule = Schedule(rounds=10**6, activity=activity, eval_every=0)
     runner = Runner(algorithm, LocalClients(made), schedule, RunFolder(folder), {})
     for _ in range(rounds):

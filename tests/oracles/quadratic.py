@@ -122,3 +122,10 @@ def clustered(centres: Array, members: Array, spread: float = 0.0, seed: int = 0
         exact = x.astype(np.float64)
         hessians.append(2 * exact.T @ exact / len(x))
     return Quadratics(np.array(hessians), optima, sizes.astype(float), Federation.from_clients(data))
+
+
+def losses(problem: Quadratics, w: Array) -> Array:
+    """F_m(w) of all clients, from their samples."""
+    x, y = problem.federation.x.double().numpy(), problem.federation.y.double().numpy().reshape(-1)
+    squares = (x @ w - y) ** 2
+    return np.array([squares[start:end].mean() for start, end in problem.federation.bounds[:, :2]])

@@ -21,7 +21,9 @@ from personafl.algorithms import (
     PFedMe,
     Separate,
 )
+from personafl.algorithms.extras import trained_task
 from personafl.errors import DataError
+from personafl.kernels.task import Task
 from personafl.settings import Local
 from tests.archetypes import FOR_TWO_LAYERS, archetypes
 from tests.oracles.quadratic import quadratics
@@ -45,13 +47,13 @@ def test_every_algorithm_has_a_model_for_a_newcomer_and_the_run_stays_as_it_is(f
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
     local = Local(lr=0.1, steps=15)
-    run = pf.train(
-        federation, model, ALGORITHMS[name](**QUICK.get(name, {})), rounds=3, local=local, out=tmp_path / "run", **QUIET
-    )
+    algorithm = ALGORITHMS[name](**QUICK.get(name, {}))
+    run = pf.train(federation, model, algorithm, rounds=3, local=local, out=tmp_path / "run", **QUIET)
     before = files(run)
     x, y = pf.data.build(pf.data.Digits(), pf.partition.IID(clients=15), seed=9).client("client-4")["train"]
     net = run.personalize(x, y)
-    assert [p.shape for p in net.parameters()] == [p.shape for p in model.parameters()]
+    wanted = trained_task(algorithm, Task(model)).template  # some put another module around it
+    assert [p.shape for p in net.parameters()] == [p.shape for p in wanted.parameters()]
     assert all(p.isfinite().all() for p in net.parameters()) and not net.training
     again = pf.load(run.path, module=model).personalize(x.numpy(), y.tolist())
     assert all(a.equal(b) for a, b in zip(net.parameters(), again.parameters(), strict=True))

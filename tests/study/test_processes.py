@@ -47,6 +47,7 @@ def test_cores_are_shared_out(monkeypatch, at_once, threads):
     assert Processes(at_once).threads == threads
 
 
+@pytest.mark.slow  # another process that loads torch
 def test_a_run_that_has_all_cores_is_the_same(both, tmp_path, monkeypatch):
     monkeypatch.setattr("personafl.study.processes.cores", lambda: 2)
     free = {**TABLES, "engine": {"name": "stacked"}}

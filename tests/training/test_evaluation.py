@@ -46,7 +46,7 @@ def state(runner):
     return runner.algorithm, runner.clients.engine, runner.clients.store, runner.snapshot(False)
 
 
-SENT_THEIR_MODEL = {"cfl"}
+SENT_THEIR_MODEL = {"cfl", "pfedhn"}
 """Their servers send each client a model of its own, active or not."""
 
 

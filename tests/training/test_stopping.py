@@ -40,21 +40,12 @@ def test_a_signal_saves_and_says_how_to_go_on(worker, whole, tmp_path, number, c
 
 
 @pytest.mark.parametrize("command", ["compare", pytest.param("demo", marks=pytest.mark.slow)])
-def test_a_comparison_that_is_terminated_keeps_what_is_done(tmp_path, command):
+def test_a_comparison_that_is_terminated_keeps_what_is_done(worker, tmp_path, command):
     folder = tmp_path / "runs"
-    config = write_config(tmp_path / "config.toml", {**SETTINGS, "rounds": 400, "checkpoint_every": 0})
-    words = [str(config), "-a", "fedavg,ditto", "--seeds", "1"] if command == "compare" else ["--rounds", "4000"]
-    process = subprocess.Popen(
-        [*PERSONAFL, command, *words, "--out", str(folder)], env=environment(), stderr=subprocess.PIPE, text=True
-    )
-    try:
-        until(lambda: any(path.stat().st_size for path in folder.glob("*/rounds.jsonl")), process)
-        process.send_signal(signal.SIGTERM)
-        told = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 143 and "Traceback" not in told
+    config = write_config(tmp_path / "config.toml", {**SETTINGS, "checkpoint_every": 0})
+    words = [config, "-a", "fedavg,ditto", "--seeds", "1"] if command == "compare" else ["--rounds", "40"]
+    ended, told = worker.command(command, *words, "--out", folder, after=2, number=signal.SIGTERM)
+    assert ended == 143 and "Traceback" not in told
     assert f"Stopped; what is done is kept. Continue with: personafl {command}" in told
     assert list(folder.glob("*/checkpoint/round-*.json"))
 

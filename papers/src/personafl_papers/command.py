@@ -72,7 +72,7 @@ def reproduce(
     found: list[dict[str, Any]] = []
     seconds: list[float] = []
     try:
-        with on_stop(), Processes(at_once) as processes, _progress(as_json) as tell:
+        with on_stop(), Processes(at_once) as processes, progress(as_json) as tell:
             for name in names:
                 begun = time.perf_counter()
                 found.append(run_again(name, folder, processes, quick, seed, tell))
@@ -123,7 +123,7 @@ def _overview(found: list[dict[str, Any]], seconds: list[float]) -> Shown:
 
 
 @contextmanager
-def _progress(silent: bool) -> Iterator[Callable[[str], None]]:
+def progress(silent: bool) -> Iterator[Callable[[str], None]]:
     """A line on a terminal that says what is going on; nothing elsewhere."""
     from personafl.cli.console import err
 

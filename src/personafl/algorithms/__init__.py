@@ -4,6 +4,7 @@ To add one to personafl: write its file, and name its class here. One of your ow
 name it in a config as "package.module:Name", or let your package's entry points `personafl.algorithms` name it.
 """
 
+from personafl.algorithms.afl import AFL
 from personafl.algorithms.apfl import APFL
 from personafl.algorithms.base import (
     About,
@@ -24,21 +25,32 @@ from personafl.algorithms.fedala import FedALA
 from personafl.algorithms.fedamp import FedAMP, HeurFedAMP
 from personafl.algorithms.fedavg import FedAvg, FedAvgFT
 from personafl.algorithms.fedbabu import FedBABU
+from personafl.algorithms.fedbe import FedBE
 from personafl.algorithms.fedbn import FedBN
 from personafl.algorithms.feddyn import FedDyn
 from personafl.algorithms.fedem import FedEM
+from personafl.algorithms.fedfomo import FedFomo
 from personafl.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from personafl.algorithms.fedpa import FedPA
 from personafl.algorithms.fedpac import FedPAC
 from personafl.algorithms.fedper import FedPer
 from personafl.algorithms.fedproto import FedProto
 from personafl.algorithms.fedprox import FedProx, FedProxFT
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.fedrod import FedRoD
+from personafl.algorithms.fml import FML
+from personafl.algorithms.heterofl import HeteroFL
+from personafl.algorithms.ifca import IFCA
+from personafl.algorithms.knnper import KNNPer
 from personafl.algorithms.lg_fedavg import LGFedAvg
+from personafl.algorithms.lotteryfl import LotteryFL
+from personafl.algorithms.mocha import MOCHA
 from personafl.algorithms.moon import MOON
 from personafl.algorithms.perfedavg import PerFedAvg
 from personafl.algorithms.persfl import PersFL, PersFLGD
+from personafl.algorithms.pfedhn import PFedHN
 from personafl.algorithms.pfedme import PFedMe
+from personafl.algorithms.qffl import QFFL
 from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
@@ -60,6 +72,10 @@ ALGORITHMS = Registry(
         FedAdam,
         FedYogi,
         FedDyn,
+        QFFL,
+        AFL,
+        FedPA,
+        FedBE,
         APFL,
         Ditto,
         PFedMe,
@@ -71,13 +87,21 @@ ALGORITHMS = Registry(
         LGFedAvg,
         FedRoD,
         FedALA,
+        HeteroFL,
+        LotteryFL,
         FedBN,
         MOON,
+        KNNPer,
         FedPAC,
         FedProto,
         FedAMP,
         HeurFedAMP,
         CFL,
+        IFCA,
+        FedFomo,
+        PFedHN,
+        MOCHA,
+        FML,
         PersFL,
         PersFLGD,
         SelfFL,
@@ -87,10 +111,15 @@ ALGORITHMS = Registry(
 )
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
     "APFL",
     "CFL",
+    "FML",
+    "IFCA",
+    "MOCHA",
     "MOON",
+    "QFFL",
     "SCAFFOLD",
     "About",
     "Algorithm",
@@ -105,9 +134,12 @@ __all__ = [
     "FedAvgFT",
     "FedAvgM",
     "FedBABU",
+    "FedBE",
     "FedBN",
     "FedDyn",
     "FedEM",
+    "FedFomo",
+    "FedPA",
     "FedPAC",
     "FedPer",
     "FedProto",
@@ -117,10 +149,14 @@ __all__ = [
     "FedRoD",
     "FedYogi",
     "Gradient",
+    "HeteroFL",
     "HeurFedAMP",
     "JobInfo",
+    "KNNPer",
     "LGFedAvg",
+    "LotteryFL",
     "Mean",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",

@@ -30,7 +30,7 @@ in `extras`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
@@ -38,6 +38,9 @@ from torch import Tensor
 from personafl.algorithms.optimizers import clipped, update
 from personafl.algorithms.parameter_groups import last_layers, rate_factors
 from personafl.algorithms.uploads import Each, Mean, Sent, Uplink, Uploads, Weights
+from personafl.checks import check_type
+from personafl.errors import ConfigError
+from personafl.registry import require_known_key
 from personafl.settings import Local, check
 from personafl.states import State
 
@@ -304,6 +307,21 @@ class Algorithm(Program):
     def __init_subclass__(cls) -> None:
         if "about" in vars(cls):
             cls.name = cls.about.name
+
+    def __new__(cls, *values: Any, **settings: Any) -> Self:
+        """Check what is given before anything is computed with it: known settings, numbers where numbers belong."""
+        owner: Any = next(kind for kind in cls.__mro__ if "__init__" in vars(kind))
+        made = vars(owner).get("__dataclass_params__")
+        if made is None or not made.init:  # somebody wrote it, and it checks what it takes
+            return super().__new__(cls)
+        known = {field.name: str(field.type) for field in fields(owner) if field.init}
+        if len(values) > len(known):
+            raise ConfigError(f"{cls.__name__} takes {len(known)} settings, not {len(values)}: {', '.join(known)}")
+        for key in settings:
+            require_known_key("algorithm.", key, list(known))
+        for key, value in {**dict(zip(known, values, strict=False)), **settings}.items():
+            check_type(f"algorithm.{key}", known[key], value)
+        return super().__new__(cls)
 
     @property
     def uplink(self) -> Uplink:

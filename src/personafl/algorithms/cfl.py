@@ -71,14 +71,14 @@ class CFL(Welcomes, ReportsServer, Algorithm):
         return {"theta": Each(why=why, weights=self.weights, relative_to="theta")}
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
-        whole = {"dtype": torch.int64, "device": theta0.device}
+        whole = theta0.new_zeros(0, dtype=torch.int64)
         return {
             "models": theta0[None].clone(),  # of all clusters that are or were
             "longest": theta0.new_zeros(1),  # mean update of each
-            "parts": torch.full((1, 2), -1, **whole),  # the clusters that each was split into
-            "cluster": torch.zeros(clients, **whole),  # of each client
+            "parts": whole.new_full((1, 2), -1),  # the clusters that each was split into
+            "cluster": whole.new_zeros(clients),  # of each client
             "directions": theta0.new_zeros(0, len(theta0)),  # of the updates that clusters were split by
-            "part": torch.zeros(0, **whole),  # which the client of each of them came to
+            "part": whole,  # which the client of each of them came to
         }
 
     def send(self, server: State, ids: Tensor) -> Sent:

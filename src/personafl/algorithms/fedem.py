@@ -9,8 +9,8 @@ Marfoq, Neglia, Bellet, Kameni, Vidal: Federated multi-task learning under a mix
 
 Sent: all components (M/M). A client keeps π alone, and its personalized model is Σ π_m h_m: for classes the mixture of
 the probabilities, else of the outputs. It is a module of its own (`Mixture`) around M copies of the user's. Ours: the
-first component starts from θ0, and the others from θ0 with the entries of each weight matrix shuffled, because equal
-components would stay equal (the paper draws each anew). π starts uniform, which is what a client that was never active
+first component starts from θ0, the others are drawn as IFCA's are, because equal components would stay equal (the paper
+draws each anew). π starts uniform, which is what a client that was never active
 has; a newcomer finds its π by `newcomer_rounds` E-steps and M-steps. The loss may not couple samples.
 """
 
@@ -24,9 +24,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
 from personafl.algorithms.extras import Welcomes, WrapsModule
+from personafl.algorithms.starts import several_starts
 from personafl.errors import ConfigError
 from personafl.kernels.outputs import logits
 from personafl.settings import check
@@ -51,8 +53,9 @@ class FedEM(WrapsModule, Welcomes, Algorithm):
     )
     uses_training: ClassVar[bool] = True
     newcomer_rounds: ClassVar[int] = 10
-    # The losses (samples, M) of all components: set by `prepare`.
+    # The losses (samples, M) of all components, and the sizes of the pieces of one: set by `prepare`.
     _losses: ClassVar[Callable[..., Any]]
+    _sizes: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check("algorithm.components", self.components, self.components >= 1, "at least 1")
@@ -66,13 +69,16 @@ class FedEM(WrapsModule, Welcomes, Algorithm):
             raise ConfigError("algorithm fedem: it needs a loss for each sample, and this task's loss couples them")
         fitted = replace(self)
         object.__setattr__(fitted, "_losses", partial(_losses, job.objective, self.components))
+        of_one = tuple(size for name, size in job.layers if name.startswith("components.0."))
+        object.__setattr__(fitted, "_sizes", of_one)
         return fitted
 
     def wrapped(self, module: nn.Module, kind: LearningTask) -> nn.Module:
         return Mixture(module, self.components, kind.classification)
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
-        return {"theta": theta0[self.components :].clone()}
+        first = theta0[self.components :].chunk(self.components)[0]
+        return {"theta": several_starts(first, self.components, self._sizes).flatten()}
 
     def new_client(self, theta0: Tensor, sent: State) -> State:
         return {"shares": theta0[: self.components]}
@@ -118,7 +124,7 @@ class Mixture(nn.Module):
     def __init__(self, module: nn.Module, count: int, probabilities: bool) -> None:
         super().__init__()
         self.shares = nn.Parameter(torch.full((count,), 1 / count))
-        self.components = nn.ModuleList([module, *(_shuffled(module, number) for number in range(1, count))])
+        self.components = nn.ModuleList([module, *(_copied(module) for _ in range(1, count))])
         self.probabilities = probabilities
         self.train(module.training)
 
@@ -135,15 +141,11 @@ class Mixture(nn.Module):
         return (each + shares.clamp(min=torch.finfo(shares.dtype).tiny).log()).logsumexp(1), each.flatten(1)
 
 
-def _shuffled(module: nn.Module, number: int) -> nn.Module:
-    """A copy with the trainable weights in another order; norms and biases stay, and so do constants."""
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy with parameters and batch statistics of its own; constants, such as word vectors, are shared."""
+    own = {id(kept) for layer in module.modules() if isinstance(layer, _BatchNorm) for kept in layer.buffers()}
     constants = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
-    made, draw = copy.deepcopy(module, {id(c): c for c in constants}), torch.Generator().manual_seed(number)
-    for parameter in made.parameters():
-        if parameter.requires_grad and parameter.dim() > 1:
-            order = torch.randperm(parameter.numel(), generator=draw).to(parameter.device)
-            parameter.data = parameter.data.flatten()[order].view_as(parameter)
-    return made
+    return copy.deepcopy(module, {id(constant): constant for constant in constants if id(constant) not in own})
 
 
 def _losses(objective: Callable[..., Any], count: int, features: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:

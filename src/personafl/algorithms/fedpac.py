@@ -112,7 +112,7 @@ class FedPAC(Welcomes, FedRep):
         return carry | {"features": features, "variance": variance}, steps
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        if ctx.step >= self.head_steps:
+        if ctx.step >= self.head_steps:  # the head does not move features
             term = Alignment(self.lam, self._by_class.width)
             grad = partial(grad, objective=term, prototypes=sent["prototypes"], known=sent["known"])  # type: ignore[assignment]
         return super().step(carry, sent, grad, ctx)
@@ -160,7 +160,7 @@ def _weights_of(h: NDArray[np.float64], v: NDArray[np.float64], i: int) -> NDArr
     values, vectors = np.linalg.eigh(np.diag(v) + apart @ apart.T)
     scale = values.max()
     if not scale > 0:
-        return np.eye(len(h))[i]
+        return np.asarray(np.eye(len(h))[i])
     root = np.sqrt(np.clip(values / scale, 0, None))[:, None] * vectors.T
     beta = np.asarray(nnls(np.vstack([root, np.ones(len(h))]), np.append(np.zeros(len(h)), 1.0))[0], np.float64)
-    return beta / beta.sum()
+    return np.asarray(beta / beta.sum())

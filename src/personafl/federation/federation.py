@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.checks import path_of
 from personafl.errors import ConfigError, DataError
 from personafl.federation import backbones, datasets, folders, tabular
 from personafl.federation.arrays import (
@@ -424,7 +425,8 @@ class Federation:
         ...     Federation.from_folder(folder).ids
         ('phone-2', 'phone-10')
         """
-        data, groups = folders.read_folder(Path(path))
+        folder = path_of(path)
+        data, groups = folders.read_folder(folder)
         return cls.from_clients(
             data,
             groups=groups or None,
@@ -435,7 +437,7 @@ class Federation:
             classes=classes,
             label_type=label_type,
             missing=missing,
-            name=name or Path(path).resolve().name,
+            name=name or folder.resolve().name,
         )
 
     @classmethod
@@ -672,7 +674,7 @@ class Federation:
 
         Of features that a backbone made, the features are written, with a note that says so.
         """
-        folders.save(self if self.raw is None else backbones.features_alone(self), Path(path))
+        folders.save(self if self.raw is None else backbones.features_alone(self), path_of(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Federation":
@@ -695,5 +697,5 @@ class Federation:
         ...     Federation.load(Path(folder, "mine"), verify=True).fingerprint == fed.fingerprint
         True
         """
-        loaded: Federation = folders.load(cls, Path(path), verify)
+        loaded: Federation = folders.load(cls, path_of(path), verify)
         return loaded

@@ -21,6 +21,8 @@ from personafl.kernels.outputs import logits
 from personafl.registry import suggestion
 from personafl.tasks.base import Objective
 
+Side = Literal["input", "output"]
+
 
 class NoFeatures(ModelError):
     """The model has no features as they are asked for, however it is computed."""
@@ -42,13 +44,15 @@ class WithFeatures(nn.Module):
         "NAME" or "NAME.output" for what a layer gives, "NAME.input" for what it is given. Empty: what the module
         returns beside its outputs, or what its method `outputs_and_features` does where it has one; else the input of
         its last layer with parameters.
+    setting
+        What names it, for an error.
     """
 
-    def __init__(self, module: nn.Module, layer: str = "") -> None:
+    def __init__(self, module: nn.Module, layer: str = "", setting: str = "local.features") -> None:
         super().__init__()
         self.module = module
         self.named = bool(layer)
-        self.place, self.side = named_layer(module, layer) if layer else (last_layer(module), "input")
+        self.place, self.side = named_layer(module, layer, setting) if layer else (last_layer(module), "input")
         self.width = _Width()
         self.training = module.training
 
@@ -72,11 +76,12 @@ class WithFeatures(nn.Module):
         return both[..., : self.width.outputs], both[..., self.width.outputs :]
 
     def of_both(self, objective: Objective) -> Objective:
-        """An objective of outputs and features as one of what `forward` gives."""
+        """An objective of outputs, and of features where it uses them, as one of what `forward` gives."""
 
         def joined(both: Tensor, y: Tensor, **extra: Any) -> Any:
             outputs, features = self.split(both)
-            return objective(outputs, y, features=features, **extra)
+            more = {"features": features} if uses_features(objective) else {}
+            return objective(outputs, y, **more, **extra)
 
         joined.couples_samples = getattr(objective, "couples_samples", False)  # type: ignore[attr-defined]
         return joined
@@ -183,7 +188,7 @@ def last_layer(module: nn.Module) -> str:
     return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
-def named_layer(module: nn.Module, layer: str) -> tuple[str, Literal["input", "output"]]:
+def named_layer(module: nn.Module, layer: str, setting: str = "local.features") -> tuple[str, Side]:
     """A layer as somebody names it: its path, and which side of it.
 
     >>> named_layer(nn.Sequential(nn.Linear(3, 2)), "0.input")
@@ -197,7 +202,7 @@ def named_layer(module: nn.Module, layer: str) -> tuple[str, Literal["input", "o
         return path, "input" if side == "input" else "output"
     names = f"{', '.join(known[:12])}{', …' if len(known) > 12 else ''}" or "none"
     raise ConfigError(
-        f"local.features = {layer!r}: {type(module).__name__} has no such layer{suggestion(layer, known)}; write one "
+        f"{setting} = {layer!r}: {type(module).__name__} has no such layer{suggestion(layer, known)}; write one "
         f'of its layers ({names}), and "NAME.input" for what a layer is given'
     )
 

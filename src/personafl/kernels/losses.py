@@ -10,7 +10,8 @@ comes to the loss, whatever the task's loss is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,14 +30,17 @@ def added_to_loss(objective: Objective) -> bool:
     return bool(getattr(objective, "added_to_loss", False))
 
 
-def with_loss(loss: Objective, term: Objective) -> Objective:
+@dataclass(frozen=True)
+class WithLoss:
     """The sum of a loss and a term, each with its own way to count samples; `extra` is for the term."""
 
-    def both(outputs: Tensor, y: Tensor, weight: Tensor, **extra: Tensor) -> Tensor:
-        return mean_loss(loss, outputs, y, weight) + mean_loss(term, outputs, y, weight, extra)
+    loss: Objective
+    term: Objective
 
-    both.couples_samples = True  # type: ignore[attr-defined]
-    return both
+    couples_samples: ClassVar[bool] = True
+
+    def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor, **extra: Tensor) -> Tensor:
+        return mean_loss(self.loss, outputs, y, weight) + mean_loss(self.term, outputs, y, weight, extra)
 
 
 def mean_loss(
@@ -62,6 +66,9 @@ def mean_losses(
     objective: Objective, outputs: Tensor, y: Tensor, weight: Tensor, extra: Mapping[str, Tensor] | None = None
 ) -> Tensor:
     """The losses (K,) of K clients' batches: every tensor has a leading axis K."""
+    if isinstance(objective, WithLoss):
+        term = mean_losses(objective.term, outputs, y, weight, extra)
+        return mean_losses(objective.loss, outputs, y, weight) + term
     if extra or couples_samples(objective):
         each: Tensor = vmap(lambda o, t, w, e: mean_loss(objective, o, t, w, e))(outputs, y, weight, dict(extra or {}))
         return each

@@ -21,7 +21,7 @@ from personafl.kernels.features import WithFeatures, named_layer, uses_features
 from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective as Objective
-from personafl.kernels.losses import added_to_loss, couples_samples, mean_loss, mean_losses, with_loss
+from personafl.kernels.losses import WithLoss, added_to_loss, couples_samples, mean_loss, mean_losses
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
@@ -179,8 +179,10 @@ class Task:
         """
         if objective is None:
             return self, self.objective
-        whole = with_loss(self.objective, objective) if added_to_loss(objective) else objective
-        return (self.with_features, self._pair.of_both(whole)) if uses_features(objective) else (self, whole)
+        task, loss, term = self, self.objective, objective
+        if uses_features(objective):
+            task, loss, term = self.with_features, self._pair.of_both(loss), self._pair.of_both(term)
+        return task, WithLoss(loss, term) if added_to_loss(objective) else term
 
     @property
     def _pair(self) -> WithFeatures:

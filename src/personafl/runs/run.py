@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.extras import trained_task
+from personafl.checks import path_of
 from personafl.engines.loop import LoopEngine
 from personafl.errors import ConfigError, DataError, ModelError, RunError
 from personafl.federation import Federation
@@ -73,7 +74,7 @@ class Run:
     ) -> None:
         if module is not None:
             check_model(module)
-        self.folder = RunFolder(Path(path))
+        self.folder = RunFolder(path_of(path))
         self.path = self.folder.path
         self.manifest: dict[str, Any] = self.folder.manifest()
         self._module, self._task, self._backbone = module, task, backbone
@@ -286,8 +287,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether training ended and the models are there, or at the sites that they belong to."""
-        made = ("personal.safetensors", "elsewhere.json")
-        return any((self.folder.models / name).exists() for name in made) and not self.folder.unmerged
+        return self.folder.complete
 
     @property
     def algorithm(self) -> Algorithm:

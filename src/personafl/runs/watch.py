@@ -18,7 +18,6 @@ import numpy as np
 
 from personafl.errors import RunError
 from personafl.metrics.measures import LOSS, Measure, measures_in, ranking
-from personafl.runs.run import Run
 from personafl.storage.folder import RunFolder
 
 RunState = Literal["starting", "going on", "stopped", "finished"]
@@ -78,8 +77,8 @@ class WatchedRun:
         self.manifest: dict[str, Any] = {}
         self.records: list[dict[str, Any]] = []
         """The lines of rounds.jsonl, each with what timings.jsonl says of the round."""
-        folder = RunFolder(path)
-        self._rounds, self._timings = Lines(folder.rounds_file), Lines(folder.timings_file)
+        self._folder = RunFolder(path)
+        self._rounds, self._timings = Lines(self._folder.rounds_file), Lines(self._folder.timings_file)
         self._seconds: dict[int, dict[str, Any]] = {}
         self._reported = 0
 
@@ -151,12 +150,11 @@ class WatchedRun:
 
     def _complete(self) -> bool:
         try:
-            run = Run(self.path)
+            self.manifest = self._folder.manifest()
         except RunError:  # no run.toml yet
             self.manifest = {}
             return False
-        self.manifest = run.manifest
-        return run.complete
+        return self._folder.complete
 
     def _silent(self) -> bool:
         """Whether nothing was heard for so long that it must have stopped, unless its lock says otherwise.

@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from personafl.files import checksum, make_folder, write_atomically, write_tensors
-from personafl.states import State
 from personafl.storage.json_lines import JsonLines
+
+if TYPE_CHECKING:
+    from personafl.states import State
 
 
 class EvaluationFiles:

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,9 +29,11 @@ import tomli_w
 
 from personafl.errors import RunError
 from personafl.files import checksum, disk_errors, make_folder, write_atomically, write_rows, write_tensors, write_text
-from personafl.states import State
 from personafl.storage.evaluation_files import EvaluationFiles
 from personafl.storage.json_lines import JsonLines
+
+if TYPE_CHECKING:  # torch, which whoever only looks at a run does not need
+    from personafl.states import State
 
 try:
     import fcntl
@@ -74,6 +76,12 @@ class RunFolder:
     def unmerged(self) -> bool:
         """Whether evaluations wait to be merged, as they do until a run ends."""
         return self.evaluations.parts.exists()
+
+    @property
+    def complete(self) -> bool:
+        """Whether training ended and the models are there, or at the sites that they belong to."""
+        made = ("personal.safetensors", "elsewhere.json")
+        return any((self.models / name).exists() for name in made) and not self.unmerged
 
     def manifest(self) -> dict[str, Any]:
         """The contents of run.toml."""

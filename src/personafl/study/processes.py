@@ -8,14 +8,14 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,11 @@ from personafl.errors import ConfigError, PersonaflError, RunError
 from personafl.jobs import config_job, run_job
 from personafl.study.launch import Listeners, PendingRun, in_process
 from personafl.training.job import Job
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+Call = tuple[Key, Callable[..., Result], tuple[Any, ...]]
+"""What stands for a call, a function that another process can import, and its arguments."""
 
 
 def cores() -> int:
@@ -70,11 +75,26 @@ class Processes:
         if self.at_once == 1:
             yield from in_process(due, listeners)
             return
-        going: dict[Future[str | None], PendingRun] = {}
+
+        def call(one: PendingRun) -> Call[PendingRun, str | None]:
+            listeners(one.job, False)
+            # The data of a config is made there anew: it is larger than what it is made from.
+            recipe = one.job.recipe
+            sent = recipe if isinstance(recipe, Config) else _pickled(recipe.job(one.federation))
+            return one, _make, (sent, one.path)
+
+        yield from self.results(map(call, due))
+
+    def results(self, calls: Iterator[Call[Key, Result]]) -> Generator[tuple[Key, Result]]:
+        """Have functions called in the processes; what each gave, with its key, as they end."""
+        if self.at_once == 1:
+            for key, function, arguments in calls:
+                yield key, function(*arguments)
+            return
+        going: dict[Future[Result], Key] = {}
         while True:
-            for one in islice(due, self.at_once - len(going)):
-                listeners(one.job, False)
-                going[self._submit(one)] = one
+            for key, function, arguments in islice(calls, self.at_once - len(going)):
+                going[self._submit(function, *arguments)] = key
             if not going:
                 return
             for future in wait(going, return_when=FIRST_COMPLETED).done:
@@ -92,15 +112,12 @@ class Processes:
         engine = replace(recipe.engine, threads=recipe.engine.threads or self.threads)
         return replace(one, job=replace(one.job, recipe=replace(recipe, engine=engine)))
 
-    def _submit(self, one: PendingRun) -> Future[str | None]:
+    def _submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.at_once, multiprocessing.get_context("spawn"), _prepare, (self.threads,)
             )
-        # The data of a config is made there anew: it is larger than what it is made from.
-        recipe = one.job.recipe
-        sent = recipe if isinstance(recipe, Config) else _pickled(recipe.job(one.federation))
-        return self._pool.submit(_make, sent, one.path)
+        return self._pool.submit(function, *arguments)
 
 
 def _pickled(job: Job) -> bytes:

@@ -20,6 +20,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from typer.testing import CliRunner
 
 from personafl.algorithms.base import JobInfo
+from personafl.algorithms.extras import trained_task
 from personafl.backends.deploy import Layout, init_federation
 from personafl.backends.deploy.layout import Material, split_address
 from personafl.backends.deploy.proxy import FLEET_PATHS, answer_bytes, write_proxy
@@ -28,6 +29,7 @@ from personafl.cli import app
 from personafl.errors import ConfigError
 from personafl.kernels.task import Task
 from personafl.models import initialize
+from personafl.tasks.classes import cross_entropy
 from tests.archetypes import FOR_ANY_MODEL
 
 
@@ -208,9 +210,9 @@ def test_an_answer_of_every_algorithm_gets_through(layout, name):
     config = layout.folder / "federation.toml"
     described, settings = read_operator(config)
     algorithm = parse({"algorithm": name}).algorithm
-    task = Task(initialize(described.model, settings.input_shape, settings.classes, 0))
+    task = trained_task(algorithm, Task(initialize(described.model, settings.input_shape, settings.classes, 0)))
     layers = tuple(zip(task.names, task.sizes, strict=True))
-    algorithm = algorithm.prepare(JobInfo(layers, 2, described.local, True, None))
+    algorithm = algorithm.prepare(JobInfo(layers, 2, described.local, True, objective=cross_entropy))
     sent = algorithm.send(algorithm.new_server(task.theta0, 2), torch.zeros(1, dtype=torch.int64))
     up = upload_of(algorithm, described.local, algorithm.new_client(task.theta0, sent.one(0)), sent.one(0))
     takes = sum(value.numel() * value.element_size() for value in up.values())

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from personafl.cli import app
-from tests.archetypes import SHORT_GRID
 
+ONE_STUDENT = {"temperatures": [1.0], "imitations": [0.5], "distill_epochs": 1}
 CONFIG = """
 seed = 1
 rounds = 2
@@ -45,7 +45,7 @@ def open_to_others(folder: Path) -> dict[str, str]:
     return {str(path): oct(stat.S_IMODE(mode)) for path, mode in modes.items() if mode & 0o077}
 
 
-@pytest.mark.parametrize(("algorithm", "settings"), [("selffl", {}), ("persfl", SHORT_GRID)])
+@pytest.mark.parametrize(("algorithm", "settings"), [("selffl", {}), ("persfl", ONE_STUDENT)])
 def test_a_run_is_for_its_owner_alone(tmp_path, algorithm, settings):
     (tmp_path / "config.toml").write_text(CONFIG.format(algorithm=algorithm, engine="loop"))
     words = ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]

@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from personafl.backends.deploy.processes import Process, accepts, free_ports, listening
 from personafl.backends.deploy.rehearsal import _interrupted_after, _undisturbed
 from personafl.errors import RunError
+from tests.backends.deploy.live import write_data
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -117,13 +118,14 @@ def test_free_ports_are_different_and_free():
 
 def test_nothing_outlives_a_program_that_forgets_to_stop_it(tmp_path):
     """A deployment that is not used as a context manager, in a program that ends by an error."""
+    write_data(tmp_path / "data")
     program = f"""
 from pathlib import Path
 from personafl.backends.deploy import Deployment, init_federation
 from personafl.backends.deploy.processes import Process
 folder = Path({str(tmp_path)!r}) / "federation"
 init_federation(folder)
-deployment = Deployment(folder, proxy=False)
+deployment = Deployment(folder, data=Path({str(tmp_path / "data")!r}), proxy=False)
 deployment.processes["superlink"] = Process("superlink", ["sleep", "300"], folder / "log", {{}})
 print(deployment.processes["superlink"].pid, flush=True)
 raise SystemExit("forgotten")

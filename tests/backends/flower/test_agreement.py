@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.archetypes import archetypes
+from tests.archetypes import FOR_ANY_MODEL, FOR_TWO_LAYERS, archetypes
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import (
     federation,
@@ -16,7 +16,7 @@ from tests.backends.flower.problem import (
     site_state,
 )  # fmt: skip
 
-METHODS = [*archetypes(), {"name": "selffl", "clusters": "group"}]
+METHODS = [*archetypes(FOR_TWO_LAYERS), {"name": "selffl", "clusters": "group"}]
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=str)
@@ -24,8 +24,10 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
     data = federation()
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))
     # A cluster of one or two sites is made of them alone, whatever their share of it.
-    ours = flower(tmp_path / "flower", grid, algorithm, max_weight=1.0)
-    reference = loop(tmp_path / "loop", algorithm, data)
+    any_model = isinstance(algorithm, dict) or algorithm in FOR_ANY_MODEL
+    model = {} if any_model else {"model": {"name": "mlp", "hidden": [3]}}
+    ours = flower(tmp_path / "flower", grid, algorithm, max_weight=1.0, **model)
+    reference = loop(tmp_path / "loop", algorithm, data, **model)
     assert same(server_state(ours), server_state(reference))
     assert same_clients(ours, reference)
     for counted in ("bytes_up", "gradients"):
@@ -36,6 +38,22 @@ def test_three_rounds_with_three_sites_equal_the_loop_engine(tmp_path, algorithm
         assert same(site_state(site, 3), states[client])
         wanted = {name: value.detach() for name, value in reference.personal(client).named_parameters()}
         assert same(site_model(site), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedpac", "knnper"])
+def test_and_so_do_algorithms_of_features_for_models_of_two_layers(tmp_path, algorithm):
+    """The layer is named in the settings: no code travels."""
+    data = federation()
+    grid = MemoryGrid(sites_of(tmp_path / "sites", data))
+    more = {"model": {"name": "mlp", "hidden": [5]}, "max_weight": 1.0}
+    if algorithm == "fedproto":
+        more["local"] = {"steps": 2, "batch_size": 4, "lr": 0.1, "features": "1"}
+    ours = flower(tmp_path / "flower", grid, algorithm, **more)
+    more.pop("max_weight")
+    reference = loop(tmp_path / "loop", algorithm, data, **more)
+    assert same(server_state(ours), server_state(reference))
+    assert same_clients(ours, reference)
 
 
 def test_sites_keep_the_state_of_their_optimizer(tmp_path):

@@ -22,7 +22,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, Ditto, Each, FedAvg, Mean, Uploads
+from personafl.algorithms import ALGORITHMS, Algorithm, Ditto, Each, FedAvg, Mean, Uploads
+from personafl.algorithms.extras import trained_task
 from personafl.backends.ray.actor import Shard, Worker
 from personafl.backends.ray.clients import RayClients
 from personafl.backends.ray.shards import Shards, deal, rebalance, work
@@ -103,12 +104,19 @@ def cluster():
 
 
 class Pooled(Shards):
-    """Takes actors that are idle before it starts new ones, and leaves them idle."""
+    """Takes actors that are idle before it starts new ones, makes them anew, and leaves them idle.
+
+    A new process would take seconds to load torch.
+    """
 
     idle: list = []  # noqa: RUF012 (shared on purpose)
 
     def _new_worker(self):
-        return self.idle.pop() if self.idle else super()._new_worker()
+        if not self.idle:
+            return super()._new_worker()
+        worker = self.idle.pop()
+        worker.__ray_call__.remote(Worker.__init__, self._told)
+        return worker
 
     def close(self):
         self.idle.extend(dict.fromkeys(self.workers))
@@ -116,21 +124,21 @@ class Pooled(Shards):
         self._connection.close()
 
 
-def on_ray(actors: int, folder: Path, share: float = 0.6) -> RayClients:
+def on_ray(actors: int, folder: Path, share: float = 0.6, algorithm: Algorithm | None = None) -> RayClients:
     """Without a share of Ray's memory, actors have their own clients' samples and do not help each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("personafl.backends.ray.clients.Shards", Pooled)
         job = Job(
-            federation(), TASK, FedAvg(), local=LOCAL, engine=EngineSettings(threads=1), ray=RaySettings(actors=actors),
-            seed=SEED,
+            federation(), TASK, algorithm or FedAvg(), local=LOCAL, engine=EngineSettings(threads=1),
+            ray=RaySettings(actors=actors), seed=SEED,
         )  # fmt: skip
         clients = RayClients(job, RunFolder(folder))
     clients.shards.share, clients.shards.worth = share, 0
     return clients
 
 
-def here(kind: type[LocalClients] = LocalClients) -> LocalClients:
-    return kind(StackedEngine(TASK, federation(), LOCAL, seed=SEED, threads=1))
+def here(kind: type[LocalClients] = LocalClients, algorithm: Algorithm | None = None) -> LocalClients:
+    return kind(StackedEngine(trained_task(algorithm or FedAvg(), TASK), federation(), LOCAL, seed=SEED, threads=1))
 
 
 def runner(algorithm, clients, folder: Path, **schedule) -> Runner:
@@ -184,7 +192,7 @@ AVERAGING = [name for name, kind in ALGORITHMS.items() if any(isinstance(how, Me
 
 
 def test_which_algorithms_are_averaged_on_the_way():
-    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl"}
+    whole = {"separate", "fedamp", "heurfedamp", "selffl", "cfl", "fedfomo", "pfedhn", "mocha", "afl"}
     assert set(AVERAGING) == set(ALGORITHMS) - whole
 
 
@@ -368,26 +376,26 @@ def state_of(run: Runner) -> dict:
 
 @pytest.mark.parametrize("name", archetypes(FOR_TWO_LAYERS))
 def test_every_algorithm_as_on_the_stacked_engine(cluster, tmp_path, name):
+    algorithm = ALGORITHMS[name]()
+
     def two_rounds(clients, folder):
-        run = runner(ALGORITHMS[name](), clients, folder, rounds=10, eval_every=0)
+        run = runner(algorithm, clients, folder, rounds=10, eval_every=0)
         for _ in range(2):
             run.step()
         found = state_of(run)
         clients.close()
         return found
 
-    expected = two_rounds(here(), tmp_path / "stacked")
+    expected = two_rounds(here(algorithm=algorithm), tmp_path / "stacked")
     for actors in (1, 2, 3):
-        clients = on_ray(actors, tmp_path / str(actors))
+        clients = on_ray(actors, tmp_path / str(actors), algorithm=algorithm)
         assert_close(two_rounds(clients, tmp_path / str(actors)), expected, f"{actors} actors:")
         assert len(clients.shards.ids) == actors
 
 
 @pytest.mark.parametrize("privacy", [None, pytest.param(Privacy(clip=1.0, noise=0.5), marks=pytest.mark.slow)])
-def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
+def test_actors_help_each_other(cluster, tmp_path, privacy):
     """Clients take their states along and back again, and leave nothing behind."""
-    if privacy:
-        monkeypatch.setattr(Pooled, "idle", [])  # those that are idle do not know of it
     clients = on_ray(3, tmp_path)
     clients.privacy = privacy
     clients.shards._config = replace(clients.shards._config, privacy=privacy)
@@ -408,16 +416,11 @@ def test_actors_help_each_other(cluster, tmp_path, privacy, monkeypatch):
         kept = cluster.get(worker.__ray_call__.remote(lambda worker, n=n: worker._shards[n][1].store.slots))
         assert set(np.flatnonzero(kept >= 0)) == set(clients.shards.ids[n]) & set(np.flatnonzero(run.active))
     assert clients.shards.moved["put_rows_down"] == helped * (8 + clients.row_bytes)
-    if privacy:
-        for worker in clients.shards.workers:
-            cluster.kill(worker)
-    else:
-        clients.close()
+    clients.close()
 
 
 def test_clients_on_actors_keep_the_state_of_their_optimizer(cluster, tmp_path, monkeypatch):
     """Also those that are trained by another actor than their own."""
-    monkeypatch.setattr(Pooled, "idle", [])  # those that are idle train otherwise
     kept = replace(LOCAL, optimizer="adamw", eps=1e-3, optimizer_state="kept")
     monkeypatch.setitem(globals(), "LOCAL", kept)
     clients = on_ray(2, tmp_path)
@@ -429,8 +432,7 @@ def test_clients_on_actors_keep_the_state_of_their_optimizer(cluster, tmp_path, 
         expected.step()
     assert "client optimizer.v.square" in state_of(run)
     assert_close(state_of(run), state_of(expected))
-    for worker in clients.shards.workers:
-        cluster.kill(worker)
+    clients.close()
 
 
 @pytest.mark.parametrize("name", ["selffl", pytest.param("ditto", marks=pytest.mark.slow)])
@@ -614,6 +616,9 @@ def test_where_there_is_no_room_for_a_new_actor_another_does_its_work(cluster, t
     run.step()
     assert run.active.tolist() == [2] * CLIENTS
     clients.close()
+    (left,) = Pooled.idle
+    monkeypatch.undo()
+    Pooled.idle.append(left)
 
 
 def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ TOLERANCE = 0.02
 @pytest.mark.parametrize(
     ("table", "part", "method", "expected"),
     [
-        ("selffl-table1", "letters", "selffl", 0.381),
+        pytest.param("selffl-table1", "letters", "selffl", 0.381, marks=pytest.mark.slow),
         pytest.param("selffl-fig1", "letters", "perfedavg-40", 0.475, marks=pytest.mark.slow),
         ("selffl-fig3", "letters", "selffl-activity", 0.278),
         pytest.param("selffl-activity", "C = 0.02", "selffl-smoothing-0.5", 0.723, marks=pytest.mark.slow),
