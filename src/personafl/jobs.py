@@ -19,7 +19,7 @@ from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
 from personafl.inputs import dtype_of, shape_of, some, written_shape
-from personafl.kernels.modes import frozen_and_eval
+from personafl.kernels.modes import frozen_and_eval, frozen_hashes, whole_hash
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.models.weights import load_weights
@@ -255,7 +255,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             raise ModelError(f"{error}{hint}") from error
         if clients.privacy != job.privacy:  # promised to people, so never left out in silence
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
-        resolved = _resolved(job, choice)
+        frozen = frozen_hashes(job.task.template)
+        resolved = _resolved(job, choice) | ({"frozen_sha256": whole_hash(frozen)} if frozen else {})
         log.info("%s", job.task.kind.sentence())
         if not job.task.template.training:
             log.warning(
@@ -265,7 +266,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
-        origin = Origin(job.tables, resolved, job.federation.constants)
+        origin = Origin(job.tables, resolved, job.federation.constants, frozen)
         with closing(clients):
             run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners)
     return Run(folder.path, algorithm=job.algorithm, task=job.task, temporary=temporary)
