@@ -98,7 +98,7 @@ class StackedModel:
         self.module = copy.deepcopy(module, {id(thing): thing for thing in shared})
         self.frame, self.training = frame, training
         self.ways: dict[str, Way] = {}
-        self._types = types_of(module)
+        self._low = low_types(module)
         self._plan = plan
         self._whole: dict[str, nn.Module] = {}
         self._raw: dict[str, bool] = {}
@@ -228,7 +228,7 @@ class StackedModel:
                 owner, attribute = self._statistics[name]
                 put(owner._buffers, attribute, value)
                 continue
-            value = value.to(self._types[name])
+            value = value.to(self._low[name]) if name in self._low else value
             if name in self._raw:
                 value = self._outside_layers(name, value, samples)
             for owner, attribute in self._owners[name]:
@@ -248,14 +248,11 @@ class StackedModel:
         return ClientTensor.of(value, self.frame)
 
 
-def types_of(module: nn.Module) -> dict[str, torch.dtype]:
-    """In what type the module has its trained parameters, whose vector is float32: theirs, beside frozen ones of it."""
+def low_types(module: nn.Module) -> dict[str, torch.dtype]:
+    """Of trained parameters that the module uses as bf16 or float16, beside frozen ones of it: their vector is float32."""
     frozen = {p.dtype for p in module.parameters() if not p.requires_grad}
-    return {
-        name: p.dtype if p.dtype in LOW and p.dtype in frozen else torch.float32
-        for name, p in module.named_parameters()
-        if p.requires_grad
-    }
+    low = {name: p.dtype for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW}
+    return {name: kind for name, kind in low.items() if kind in frozen}
 
 
 Move = Callable[[Tensor], Tensor]

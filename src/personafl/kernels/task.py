@@ -25,7 +25,7 @@ from personafl.kernels.losses import WithLoss, added_to_loss, couples_samples, m
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
-from personafl.kernels.stacked_model import LOW, Plan, StackedModel, move_constants, moves, types_of
+from personafl.kernels.stacked_model import LOW, Plan, StackedModel, low_types, move_constants, moves
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
@@ -108,7 +108,7 @@ class Task:
         self.names = list(trainable)
         self.kinds = tuple(_kind(module.get_submodule(name.rpartition(".")[0])) for name in self.names)
         self.shapes = [p.shape for p in trainable.values()]
-        self._types = list(types_of(module).values())
+        self._low = low_types(module)
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)
         self.theta0: Tensor = torch.cat([p.flatten().float() for p in trainable.values()])
@@ -125,8 +125,8 @@ class Task:
             **{n: b.detach() for n, b in self._inference.named_buffers() if n not in tracked},
         }
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
-        used = {*self._types, *(p.dtype for p in module.parameters() if not p.requires_grad)}
-        self.rounding: float = max(torch.finfo(kind).eps for kind in used if kind.is_floating_point)
+        types = [torch.float32, *(p.dtype for p in module.parameters() if not p.requires_grad)]
+        self.rounding: float = max(torch.finfo(kind).eps for kind in types if kind.is_floating_point)
         self.couples_samples = couples_samples(self.objective) or goes_by_batch(module)
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
@@ -550,8 +550,8 @@ class Task:
     ) -> Tensor:  # fmt: skip
         self.frame.enter(key, weight, fixed=len(params) > len(self.names), recorder=recorder)
         shaped = dict(params)
-        own = zip(self.names, self.shapes, self._types, strict=True)
-        shaped |= {n: params[n].reshape(s).to(kind) for n, s, kind in own}
+        shaped |= {n: params[n].reshape(s) for n, s in zip(self.names, self.shapes, strict=True)}
+        shaped |= {n: shaped[n].to(kind) for n, kind in self._low.items()}
         inputs: tuple[Any, ...] = ((), x) if isinstance(x, dict) else ((x,),)
         self._bring_constants(x)
         with keyed_draws(self.frame, module is self._training), self.frame.autocast(self._device):
