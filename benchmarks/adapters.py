@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/adapters.py FOLDER [--clients 20] [--steps 10] [--repeat 1] [--memory 1024]
 
-FOLDER holds config.json and model.safetensors, such as those of all-MiniLM-L6-v2. A round is 20 clients with 10 steps of
-8 samples of 32 tokens, on one thread; the engines take turns. Processor seconds, because the machine may have other
-things to do; memory is the most that the process has during a turn above what it had before it.
+FOLDER holds config.json and model.safetensors, such as those of all-MiniLM-L6-v2. A round is 20 clients with 10 steps
+of 8 samples of 32 tokens, on one thread; the engines take turns. Processor seconds, because the machine may have other
+things to do; memory is the most that the process has during a turn above what it had before the first one.
 """
 
 import argparse
@@ -61,9 +61,9 @@ def resident() -> int:
 
 
 @contextmanager
-def watched(found: dict[str, float]) -> Iterator[None]:
+def watched(found: dict[str, float], before: int) -> Iterator[None]:
     """Notes processor seconds and the most memory above what there was before."""
-    before, done = resident(), threading.Event()
+    done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.05):
@@ -96,16 +96,17 @@ def main() -> None:
     work = Work(FineTune(asked.steps), 1, "train", np.arange(asked.clients), {}, Sent({"theta": task.theta0}))
     engines = {
         kind: make_engine(EngineSettings(kind, 1, asked.memory), task, data, local, 0)[0]
-        for kind in ("stacked", "loop")
+        for kind in ("loop", "stacked")
     }
     seen: dict[str, dict[str, float]] = {kind: {} for kind in engines}
     thetas = {}
     with torch_threads(1):
+        before = resident()
         print(f"way: {task.way(engines['stacked']._gather(torch.arange(9))[0]).way}", flush=True)
         for _ in range(asked.repeat):
             for kind, engine in engines.items():
-                with watched(seen[kind]):
-                    thetas[kind] = engine.run(work).up["theta"]
+                with watched(seen[kind], before):
+                    thetas[kind] = engine.run(work).own["theta"]
                 print(f"{kind}: {seen[kind]['seconds']:.1f} s, {seen[kind]['memory'] / 1e6:.0f} MB more", flush=True)
     moved = (thetas["loop"] - task.theta0).norm()
     print(f"stacked / loop: {seen['stacked']['seconds'] / seen['loop']['seconds']:.2f}")

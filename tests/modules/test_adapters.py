@@ -1,7 +1,10 @@
 """Adapters: only what is trained is sent, kept and saved, and what is frozen is there once."""
 
+import copy
 import importlib.util
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from torch import nn
 
 import personafl as pf
 from personafl.errors import ModelError, RunError
+from personafl.kernels.modes import frozen_hashes
 from personafl.kernels.task import Batch, Task
 from personafl.runs.export import export
 from tests.archetypes import FOR_TWO_LAYERS, archetypes
@@ -230,3 +234,24 @@ def test_newcomers_and_exports_of_lora_are_whole_models(tmp_path):
         assert frozen in file.keys()  # noqa: SIM118
     kept = json.loads((run.path / "models" / "frozen.json").read_text())
     assert frozen in kept and not any("lora" in name for name in kept)
+
+
+@needs_peft
+def test_merging_a_copy_leaves_the_shared_backbone_alone():
+    run = trained(CASES["bert"].federation(), bert_with_lora, rounds=1)
+    net, before = run.personal("c0"), frozen_hashes(run.task.template)
+    merged = copy.deepcopy(net).merge_and_unload()
+    assert frozen_hashes(run.task.template) == before
+    x, _ = CASES["bert"].federation().client("c0")["test"]
+    torch.testing.assert_close(merged(**x).logits, net(**x).logits, rtol=1e-4, atol=1e-5)
+
+
+@needs_peft
+def test_the_code_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text("utf-8")
+    section = page[page.index("## Adapters") :]
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", section, re.S)[:2]:
+        exec(code, names)
+    assert "lora_A.default" in capsys.readouterr().out
+    assert names["LowRank"](nn.Linear(4, 3))(torch.ones(2, 4)).shape == (2, 3)

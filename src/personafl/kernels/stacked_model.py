@@ -249,7 +249,7 @@ class StackedModel:
 
 
 def low_types(module: nn.Module) -> dict[str, torch.dtype]:
-    """Of trained parameters that the module uses as bf16 or float16, beside frozen ones of it: their vector is float32."""
+    """Trained parameters that are bf16 or float16, as are frozen ones beside them; in the vector they are float32."""
     frozen = {p.dtype for p in module.parameters() if not p.requires_grad}
     low = {name: p.dtype for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW}
     return {name: kind for name, kind in low.items() if kind in frozen}
