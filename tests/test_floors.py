@@ -14,7 +14,7 @@ FLOORS = (
     "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "checks", "local_settings",
     "settings", "files",
     # what is trained: data, models, methods
-    "storage", "federation", "data", "metrics", "tasks", "kernels", "models", "algorithms",
+    "storage", "pretrained", "federation", "data", "metrics", "tasks", "kernels", "models", "algorithms",
     # training
     "engines", "training", "runs", "config", "backends", "jobs",
     # many runs, and what is shown

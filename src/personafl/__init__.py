@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.version import __version__
 
 if TYPE_CHECKING:
-    from personafl import data, metrics, tasks
+    from personafl import data, metrics, pretrained, tasks
     from personafl.algorithms import (
         AFL,
         ALGORITHMS,
@@ -112,6 +112,7 @@ _MODULES = {
     "data": "personafl.data",
     "metrics": "personafl.metrics",
     "partition": "personafl.data.partitions",
+    "pretrained": "personafl.pretrained",
     "tasks": "personafl.tasks",
 }
 
@@ -223,6 +224,7 @@ __all__ = [
     "load_run",
     "metrics",
     "partition",
+    "pretrained",
     "tasks",
     "train",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.federation.splits import Splitting
 from personafl.models import MODELS, Model
+from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
 from personafl.tasks import TASKS, LearningTask
@@ -32,6 +33,7 @@ class Config:
     partition: Partition | None = None
     splits: tuple[float, float, float] | None = None
     splitting: Splitting = "random"
+    backbone: BackboneSettings | None = None
     task: LearningTask | None = None
     model: Model | None = None
     weights: str | None = None
@@ -42,8 +44,16 @@ class Config:
     ray: RaySettings = field(default_factory=RaySettings)
 
     def federation(self) -> Federation:
-        """Load and divide the data that the config names."""
-        return build(self.data, self.partition, self.splits, self.seed, self.splitting)
+        """Load and divide the data that the config names; with a backbone, its features."""
+        if self.backbone is None:
+            return self._samples(self.data)
+        backbone, data = self.backbone.load(), self.data
+        if isinstance(data, Files) and data.text is not None and data.tokenizer is None:
+            data = replace(data, tokenizer=backbone.origin["path"])
+        return self._samples(data).through(backbone, batch_size=self.backbone.batch_size, device=self.backbone.device)
+
+    def _samples(self, data: Source | Files) -> Federation:
+        return build(data, self.partition, self.splits, self.seed, self.splitting)
 
     def tables(self) -> dict[str, Any]:
         """The config as TOML tables, with every default written out."""
@@ -52,6 +62,8 @@ class Config:
             out["splits"] = list(self.splits)
         if self.splitting != "random":
             out["splitting"] = self.splitting
+        if self.backbone is not None:
+            out["backbone"] = {key: value for key, value in asdict(self.backbone).items() if value is not None}
         for key in ("data", "partition", "task", "model", "algorithm"):
             value = getattr(self, key)
             if value is not None:
@@ -75,7 +87,7 @@ _REGISTRIES: dict[str, tuple[Registry, str | None]] = {
     "algorithm": (ALGORITHMS, "fedavg"),
 }
 _TOP = ("seed", "splits", "splitting", *(f.name for f in fields(Schedule)))
-_TABLES = (*_REGISTRIES, "local", "engine", "privacy", "ray")
+_TABLES = (*_REGISTRIES, "backbone", "local", "engine", "privacy", "ray")
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -174,7 +186,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     if source.structure == "pool" and chosen["partition"] is None:
         chosen["partition"] = choose("partition", {"name": "dirichlet"}, PARTITIONS, None)
     usual = getattr(source, "default_model", None)
-    if chosen["model"] is None and usual is not None:
+    if chosen["model"] is None and usual is not None and "backbone" not in values:
         chosen["model"] = choose("model", {"name": usual}, MODELS, None)
     schedule = {key: values[key] for key in values if key in _TOP and key not in ("seed", "splits", "splitting")}
     seed = checked(int, "seed", values.get("seed", 0))
@@ -184,6 +196,7 @@ def parse(values: Mapping[str, Any]) -> Config:
         schedule=checked(Schedule, "", schedule),
         splits=checked(tuple[float, float, float] | None, "splits", values.get("splits")),
         splitting=checked(Splitting, "splitting", values.get("splitting", "random")),
+        backbone=checked(BackboneSettings, "backbone", tables["backbone"]) if "backbone" in values else None,
         weights=weights,
         local=checked(Local, "local", tables["local"]),
         engine=checked(EngineSettings, "engine", tables["engine"]),

@@ -21,12 +21,14 @@ from personafl.federation import Federation
 from personafl.inputs import dtype_of, shape_of, some, written_shape
 from personafl.kernels.modes import frozen_and_eval, frozen_hashes, whole_hash
 from personafl.kernels.task import Objective, Task
-from personafl.models import default_model, initialize
+from personafl.models import MCLR, default_model, initialize
 from personafl.models.weights import load_weights
 from personafl.registry import described
+from personafl.runs.backbones import RAW
 from personafl.runs.modules import called
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
+from personafl.states import State
 from personafl.storage.folder import RunFolder
 from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import (
@@ -167,7 +169,12 @@ def training_labels(federation: Federation) -> Tensor:
 
 def module_tables(federation: Federation, module: nn.Module) -> dict[str, Any]:
     """What run.toml says of data and a model that were made in Python."""
-    return {"data": {"name": federation.name}, "model": {"class": type(module).__name__}}
+    return {"data": {"name": federation.name}, **_backbone_table(federation), "model": {"class": type(module).__name__}}
+
+
+def _backbone_table(federation: Federation) -> dict[str, Any]:
+    """What run.toml says of the backbone whose features the data is."""
+    return {} if federation.backbone is None else {"backbone": federation.backbone.table()}
 
 
 def with_settings(
@@ -205,9 +212,10 @@ def train_config(
 
 def config_job(config: Config, federation: Federation) -> Job:
     """The job that a config describes, on a federation that was made of it."""
-    model = config.model or default_model(shape_of(federation.x))
+    model = config.model or (MCLR() if config.backbone else default_model(shape_of(federation.x)))
     parts = {"data": config.data, "partition": config.partition, "model": model}
     tables: dict[str, Any] = {key: described(value) for key, value in parts.items() if value is not None}
+    tables |= _backbone_table(federation)
     if config.splits is not None:
         tables["splits"] = list(config.splits)
     if config.splitting != "random":
@@ -266,10 +274,17 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
-        origin = Origin(job.tables, resolved, job.federation.constants, frozen)
+        origin = Origin(job.tables, resolved, _constants(job.federation), frozen)
         with closing(clients):
             run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners)
-    return Run(folder.path, algorithm=job.algorithm, task=job.task, temporary=temporary)
+    backbone = job.federation.backbone
+    return Run(folder.path, algorithm=job.algorithm, task=job.task, temporary=temporary, backbone=backbone)
+
+
+def _constants(federation: Federation) -> State:
+    """What models need besides their parameters, and what samples need before they go through a backbone."""
+    raw = {} if federation.raw is None else federation.raw.constants
+    return {**federation.constants, **{f"{RAW}{name}": value for name, value in raw.items()}}
 
 
 def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
@@ -290,6 +305,8 @@ def _resolved(job: Job, choice: Choice) -> dict[str, Any]:
         "fingerprint": federation.fingerprint,
         **frozen_and_eval(job.task.template),
     }
+    if federation.raw is not None:
+        resolved["raw"] = federation.raw.resolved()
     if job.engine.precision != "float32":
         resolved["precision"] = job.engine.precision
     if "name" not in job.tables.get("model", {}):

@@ -128,7 +128,7 @@ class Registry(Mapping[str, Any]):
             A name, or where `imports` is true also "package.module:Name".
         """
         if imports and is_class_path(name):
-            return self._usable(_imported(name, self.kind), repr(name))
+            return self._usable(imported(name, self.kind), repr(name))
         require_known_name(self.kind, name, tuple(self))
         return self[name]
 
@@ -201,7 +201,8 @@ def _package(path: str) -> str:
     return re.split("[.:]", path, maxsplit=1)[0]
 
 
-def _imported(name: str, kind: str) -> Any:
+def imported(name: str, kind: str) -> Any:
+    """What a config names as "package.module:Name"."""
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)

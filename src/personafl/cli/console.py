@@ -63,6 +63,14 @@ Module = Annotated[
         "from the current directory as python -m does.",
     ),
 ]
+Backbone = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="The weights of the frozen backbone, where the run has one and they are not where they were.",
+        readable=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, Module, print_json, say
+from personafl.cli.console import Backbone, Json, Module, print_json, say
 
 
 def export(
@@ -22,6 +22,7 @@ def export(
         typer.Option("--out", help="Where the files go. Default: export/ in the run folder.", readable=False),
     ] = None,
     module: Module = None,
+    backbone: Backbone = None,
     as_json: Json = False,
 ) -> None:
     r"""Write personal models for use elsewhere, each with a card (JSON) that says what it is.
@@ -43,7 +44,7 @@ def export(
     from personafl.errors import ConfigError
     from personafl.runs.export import export as write
 
-    found = open_run(run_folder, module)
+    found = open_run(run_folder, module, backbone)
     if bool(client) == everybody:
         raise ConfigError("name clients with --client ID, or take everybody with --all")
     ids = found.clients().column("client").to_pylist() if everybody else list(client or [])

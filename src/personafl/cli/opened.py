@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from personafl.runs.run import Run
 
 
-def open_run(folder: Path, module: str | None) -> Run:
-    """The run, with the module that the user names for it; nothing that the folder names is imported."""
+def open_run(folder: Path, module: str | None, backbone: Path | None = None) -> Run:
+    """The run, with the module and the backbone that the user names; nothing that the folder names is imported."""
     from personafl.runs.modules import named_module
     from personafl.runs.run import load_run
 
-    run = load_run(folder)
-    return run if module is None else load_run(folder, module=named_module(module, run.manifest, run.constants))
+    run = load_run(folder, backbone=backbone)
+    if module is None:
+        return run
+    return load_run(folder, module=named_module(module, run.manifest, run.constants), backbone=backbone)

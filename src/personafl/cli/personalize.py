@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, Module, print_json, say
+from personafl.cli.console import Backbone, Json, Module, print_json, say
 
 
 def personalize(
@@ -24,6 +24,7 @@ def personalize(
         "personalized.safetensors"
     ),
     module: Module = None,
+    backbone: Backbone = None,
     as_json: Json = False,
 ) -> None:
     """Make personalized models for clients that were not there for the training.
@@ -47,7 +48,7 @@ def personalize(
     from personafl.errors import DataError
     from personafl.training.newcomers import read_newcomers
 
-    found = open_run(run_folder, module)
+    found = open_run(run_folder, module, backbone)
     if out_file.exists():
         raise DataError(f"{out_file} exists already: name another file with --out")
     federation = found.newcomers(read_newcomers(data))

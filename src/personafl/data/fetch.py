@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-from personafl.data.cache import VARIABLE as CACHE
-from personafl.data.cache import cache_dir, sweep
 from personafl.data.readers import missing
 from personafl.errors import DataError
+from personafl.storage.cache import VARIABLE as CACHE
+from personafl.storage.cache import cache_dir, sweep
 from personafl.version import __version__
 
 log = logging.getLogger("personafl")

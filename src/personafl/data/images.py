@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.cache import Arrays, prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.readers import Bytes, data_dirs, read_idx
 from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
+from personafl.storage.cache import Arrays, prepared
 
 Normalization = Literal["fedprox", "unit"]
 """fedprox: (x − mean)/(std + 0.001), each pixel by its mean and standard deviation over the pool; unit: x/255."""

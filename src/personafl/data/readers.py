@@ -14,7 +14,6 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.cache import cache_dir
 from personafl.errors import DataError
 from personafl.federation.npz import (
     MOST_INFLATION,
@@ -25,6 +24,7 @@ from personafl.federation.npz import (
     check_shape,
     damaged,
 )
+from personafl.storage.cache import cache_dir
 
 VARIABLE = "PERSONAFL_DATA"
 """The environment variable with the directory of the user's data sets; `--data-dir` on the command line sets it."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from personafl.checks import path_of
 from personafl.errors import ConfigError, DataError
-from personafl.federation import datasets, folders, tabular
+from personafl.federation import backbones, datasets, folders, tabular
 from personafl.federation.arrays import (
     SPLITS,
     Array,
@@ -56,7 +56,9 @@ from personafl.federation.splits import (
 from personafl.federation.tabular_files import open_table
 from personafl.federation.tabular_inputs import Choice
 from personafl.federation.tabular_roles import Columns
+from personafl.federation.text_columns import text_features, tokenizer_of, with_tokens
 from personafl.inputs import Inputs, as_state, some
+from personafl.pretrained.backbone import Backbone, Raw
 from personafl.streams import name_key
 
 DEFAULT_SPLITS = (0.7, 0.1, 0.2)
@@ -94,6 +96,8 @@ class Federation:
         `embedding`, x are numbers of its rows.
     class_names : tuple of str, optional
         The names of the classes.
+    raw : Raw, optional
+        What the samples were before they went `through` a backbone, whose features x are then.
 
     Examples
     --------
@@ -113,6 +117,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
+    raw: Raw | None = None
     # A saved federation was scanned for NaN before it was written; scanning again would read all of x.
     scanned: InitVar[bool] = False
 
@@ -195,7 +200,14 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of everything that training can see; equal for equal data on every machine."""
+        """A SHA-256 of everything that training can see; equal for equal data on every machine.
+
+        Features that a backbone made count by what they were made of: their last bits depend on the machine.
+        """
+        if self.raw is not None:
+            return folders.digest(
+                folders.constants_of(self), [self.raw.fingerprint, *self.raw.backbone.key, sorted(self.constants)]
+            )
         inputs = sorted(as_state(self.x).items())
         arrays = [*(value.numpy() for _, value in inputs), self.y.numpy(), self.bounds, *folders.constants_of(self)]
         labels = [self.ids, self.groups, self.classes, *([sorted(self.constants)] if self.constants else [])]
@@ -437,6 +449,8 @@ class Federation:
         client: str | None = None,
         partition: Partition | None = None,
         features: str | Sequence[str] | Choice | None = None,
+        text: str | None = None,
+        tokenizer: Backbone | None = None,
         categorical: Sequence[str] = (),
         group: str | None = None,
         split: str | None = None,
@@ -475,6 +489,9 @@ class Federation:
             inputs, {"numbers": ["age", "dose"], "categories": ["ward"], "ids": "tokens"}: numbers are float32
             (N, d), categories int64 (N, d), the place of a value among all values of its column, and a name alone is
             a column as it is, where lists of unequal length are padded as in `from_arrays`.
+        text, tokenizer : optional
+            A column of texts, and a backbone that has a tokenizer (`pf.pretrained.load`): the texts become the inputs
+            `input_ids` and `attention_mask`, of `length` tokens at the most; other features are then a mapping.
         categorical : sequence of str
             Columns of text that come after them: a feature for each value, 1 where the row has it and else 0. With a
             mapping: columns that are categories though they hold whole numbers; text is a category anyway.
@@ -501,8 +518,11 @@ class Federation:
         >>> fed.ids, fed.class_names, fed.x.shape
         (('a', 'b'), ('ill', 'well'), torch.Size([3, 1]))
         """
+        opened = open_table(table)
+        if text is not None:
+            opened, features = with_tokens(opened, text, tokenizer_of(tokenizer), length), text_features(features)
         columns = Columns(label, client, features, categorical, group, split, time, label_type, missing, length)
-        rows = tabular.read_rows([open_table(table)], columns)
+        rows = tabular.read_rows([opened], columns)
         name = name or (Path(table).name.partition(".")[0] if isinstance(table, str | os.PathLike) else "table")
         made: Federation = rows.federation(cls, partition, splits, seed, classes, name, normalize, splitting)
         return made
@@ -609,9 +629,52 @@ class Federation:
         """
         return standardized(self)
 
+    @property
+    def backbone(self) -> Backbone | None:
+        """What the samples went `through`, where they did."""
+        return None if self.raw is None else self.raw.backbone
+
+    def through(
+        self,
+        backbone: torch.nn.Module,
+        *,
+        batch_size: int = 64,
+        device: str = "cpu",
+        progress: bool = True,
+        cache: bool = True,
+    ) -> "Federation":
+        """This federation with the features that a frozen backbone makes of its samples.
+
+        Each sample is computed once, in one pass with a progress bar. The features are kept in the cache under the hash
+        of data and weights, memory-mapped, and found there the next time. What is trained on them is a head; models
+        that a run hands out are backbone and head in one, see docs/pretrained.md.
+
+        Parameters
+        ----------
+        backbone
+            A `pf.pretrained.Backbone`, as `pf.pretrained.load` gives it; or any module, which is put into `eval()`.
+        batch_size, device
+            Of the pass.
+        progress
+            Show a progress bar on a terminal.
+        cache
+            Whether to keep the features on the disk; else they are in memory.
+
+        Examples
+        --------
+        >>> fed = Federation.from_clients({"ann": ([[0.0], [1.0]], [0, 1])})
+        >>> features = fed.through(torch.nn.Linear(1, 5), cache=False)
+        >>> features.x.shape, features.backbone.name
+        (torch.Size([2, 5]), 'Linear')
+        """
+        return backbones.through(self, backbone, batch_size, device, progress, cache)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the federation to a new folder, whole or not at all; `load` reads it back."""
-        folders.save(self, path_of(path))
+        """Write the federation to a new folder, whole or not at all; `load` reads it back.
+
+        Of features that a backbone made, the features are written, with a note that says so.
+        """
+        folders.save(self if self.raw is None else backbones.features_alone(self), path_of(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Federation":

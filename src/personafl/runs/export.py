@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch import nn
 
 from personafl.errors import ConfigError, DataError, RunError
 from personafl.federation.missing import VALUE
-from personafl.federation.ragged import MASK
 from personafl.files import disk_errors, write_atomically, write_tensors, write_text
-from personafl.inputs import Inputs, parts, read_shape, whole
+from personafl.inputs import Inputs
+from personafl.pretrained.backbone import PretrainedModel
+from personafl.pretrained.onnx import OnnxModule
+from personafl.runs.backbones import example_of
 from personafl.runs.run import NOT_FINISHED, Run
 from personafl.tasks import TASKS, LearningTask
 
@@ -54,6 +57,8 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
         raise ConfigError(f"--format onnx needs the package {lacking[0]}: pip install 'personafl[onnx]'")
     if not run.complete:
         raise RunError(f"{run.path} has no models yet: {NOT_FINISHED}")
+    if run.pretrained is not None and {"torch", "onnx"} & set(formats) and isinstance(run.backbone.module, OnnxModule):
+        raise ConfigError("a backbone that is an ONNX file cannot be exported with the head: use --format safetensors")
     rows = {row["client"]: row for row in run.clients().to_pylist()}
     clients = [str(client) for client in clients]
     if unknown := [client for client in clients if client not in rows]:
@@ -65,7 +70,7 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
             raise RunError(f"{path} exists already: name another folder with --out")
     with disk_errors(folder, "creating"):
         folder.mkdir(parents=True, exist_ok=True)
-    example = _example(run)
+    example = example_of(run.taken)
     for client in clients:
         module = run.personal(client)
         for wanted, path in targets[client].items():
@@ -94,8 +99,9 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
         "group": row.get("group"),
         "files": files,
         "model": manifest["model"],
+        **_backbone(run, files),
         "parameters": resolved["parameters"],
-        "input": _input(resolved),
+        "input": _input(run.taken),
         "normalization": _normalization(run),
         "output": _output(resolved),
         "classes": resolved.get("labels") or list(range(resolved.get("classes") or 0)) or None,
@@ -116,9 +122,25 @@ def card(run: Run, client: str, row: dict[str, Any], files: dict[str, str]) -> d
     }
 
 
+def _backbone(run: Run, files: Mapping[str, str]) -> dict[str, Any]:
+    """What the model's frozen part is, which a file of weights does not hold."""
+    if run.pretrained is None:
+        return {}
+    found = {"backbone": dict(run.manifest["backbone"])}
+    if "safetensors" in files:
+        found["backbone"]["weights"] = f"not in {files['safetensors']}, which holds the head"
+    if {"mean", "std"} <= run.constants.keys():
+        found["backbone"]["features"] = {
+            "how": "(features - mean) / std before the head",
+            **{name: run.constants[name].tolist() for name in ("mean", "std")},
+        }
+    return found
+
+
 def _normalization(run: Run) -> dict[str, Any] | None:
     """How raw features become the model's input: by numbers where the run keeps them, else by the data's setting."""
-    constants, shapes = run.constants, run.manifest["resolved"]["input_shape"]
+    constants = run.constants if run.pretrained is None else run.pretrained.constants
+    shapes = run.taken["input_shape"]
     of = " of each input" if isinstance(shapes, Mapping) else ""
     if any(name.startswith(VALUE) for name in constants):
         how = (
@@ -154,21 +176,6 @@ def _input(resolved: dict[str, Any]) -> dict[str, Any]:
     return {name: {"shape": ["batch", *each], "dtype": dtype[name]} for name, each in shape.items()}
 
 
-def _example(run: Run) -> Inputs:
-    """Two samples: a program exported with one would take its batch size for a constant.
-
-    Zeros, but for masks: a sample of which nothing is real would divide by zero.
-    """
-    resolved = run.manifest["resolved"]
-    shapes, dtypes = parts(read_shape(resolved["input_shape"])), parts(resolved["input_dtype"])
-    return whole(
-        {
-            name: (torch.ones if name.endswith(MASK) else torch.zeros)((2, *shape), dtype=getattr(torch, dtypes[name]))
-            for name, shape in shapes.items()
-        }
-    )
-
-
 def _called(example: Inputs) -> dict[str, Any]:
     """How torch's exporters are told what the module takes: by place, or by name; any number of samples."""
     batch = {0: torch.export.Dim("batch")}
@@ -178,11 +185,33 @@ def _called(example: Inputs) -> dict[str, Any]:
 
 
 def _write_safetensors(module: nn.Module, example: Inputs, path: Path) -> None:
+    if isinstance(module, PretrainedModel):  # everybody's files would hold the same backbone
+        module = module.head
     write_tensors(path, {name: value.clone() for name, value in module.state_dict().items()}, {"format": "pt"}, False)
 
 
+class _ByName(nn.Module):
+    """A module whose inputs have names that its forward does not list, with a signature that lists them."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module
+        keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+        def forward(*args: Any, **named: Any) -> Any:
+            return module(**dict(zip(names, args, strict=False)), **named)
+
+        forward.__signature__ = inspect.Signature([inspect.Parameter(n, keyword) for n in names])  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def _listed(module: nn.Module, example: Inputs) -> nn.Module:
+    named = isinstance(module, PretrainedModel) and isinstance(example, dict)
+    return _ByName(module, list(example)) if named else module
+
+
 def _program(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:
-    return torch.export.export(module, **_called(example), strict=False)
+    return torch.export.export(_listed(module, example), **_called(example), strict=False)
 
 
 def _write_torch(module: nn.Module, example: Inputs, path: Path) -> None:
@@ -198,7 +227,12 @@ def _write_torch(module: nn.Module, example: Inputs, path: Path) -> None:
 def _write_onnx(module: nn.Module, example: Inputs, path: Path) -> None:
     names = list(example) if isinstance(example, dict) else ["x"]
     made = torch.onnx.export(
-        module, **_called(example), dynamo=True, input_names=names, output_names=["outputs"], verbose=False
+        _listed(module, example),
+        **_called(example),
+        dynamo=True,
+        input_names=names,
+        output_names=["outputs"],
+        verbose=False,
     )
     if made is None:
         raise RunError(f"torch could not make an ONNX model for {path}")

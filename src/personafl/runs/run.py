@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.extras import trained_task
 from personafl.checks import path_of
 from personafl.engines.loop import LoopEngine
-from personafl.errors import ConfigError, DataError, RunError
+from personafl.errors import ConfigError, DataError, ModelError, RunError
 from personafl.federation import Federation
+from personafl.federation.scaling import standardized_as
 from personafl.files import write_atomically
-from personafl.inputs import Inputs, read_shape
+from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
 from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
+from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
+from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
 from personafl.runs.modules import check_fits, how_to_give
 from personafl.settings import Local
 from personafl.storage import checkpoint
@@ -55,6 +59,8 @@ class Run:
         The model's module, for a run whose model is not one of personafl's own.
     algorithm
         The algorithm, for a run whose algorithm is not one of personafl's own.
+    backbone
+        The frozen backbone, or the path of its weights, for a run on features of one.
     """
 
     def __init__(
@@ -64,13 +70,14 @@ class Run:
         algorithm: Algorithm | None = None,
         task: Task | None = None,
         temporary: tempfile.TemporaryDirectory[str] | None = None,
+        backbone: nn.Module | str | Path | None = None,
     ) -> None:
         if module is not None:
             check_model(module)
         self.folder = RunFolder(path_of(path))
         self.path = self.folder.path
         self.manifest: dict[str, Any] = self.folder.manifest()
-        self._module, self._task = module, task
+        self._module, self._task, self._backbone = module, task, backbone
         self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
         self._told = False  # that nothing was scored
@@ -188,7 +195,7 @@ class Run:
                 return self._other(client, ids)
             row = ids.index(client)
             state = {name: file.get_slice(name)[row] for name in list(file.keys())}
-        return self.task.module_of(state)
+        return self._whole(self.task.module_of(state))
 
     def _other(self, client: str, ids: list[str]) -> nn.Module:
         """The model of a client that models/personal.safetensors leaves out."""
@@ -204,7 +211,7 @@ class Run:
             )
         with self._models("others") as file:
             state = {name: file.get_tensor(name) for name in list(file.keys())}
-        return self.task.module_of(state)
+        return self._whole(self.task.module_of(state))
 
     def global_model(self) -> nn.Module:
         """The model that serves everybody, where the algorithm has one."""
@@ -212,7 +219,7 @@ class Run:
             raise RunError(f"{self.manifest['algorithm']['name']} has no global model")
         with self._models("global") as file:
             state = {name: file.get_tensor(name) for name in list(file.keys())}
-        return self.task.module_of(state)
+        return self._whole(self.task.module_of(state))
 
     def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
@@ -226,18 +233,35 @@ class Run:
             Arrays as the federation was made of: one, several by name, or lists of samples of unequal length.
         """
         federation = self.newcomers({"newcomer": (x, y)})
-        return self.task.module(self.personalize_all(federation)[0])
+        return self._whole(self.task.module(self.personalize_all(federation)[0]))
 
     def features(self, x: Any) -> Inputs:
         """Samples as the models want them: filled in and standardized, where the run's data was.
 
-        `run.personal(client)(run.features(x))` are a model's outputs for samples as they were measured.
+        `run.personal(client)(run.features(x))` are a model's outputs for samples as they were measured. Texts become
+        the tokens of the run's backbone.
         """
-        return features_as(x, self.manifest["resolved"], self.constants)
+        if self.pretrained is None:
+            return features_as(x, self.manifest["resolved"], self.constants)
+        return features_as(
+            with_tokens(x, self.pretrained, lambda: self.backbone), self.pretrained.resolved, self.pretrained.constants
+        )
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         """The data of newcomers {id: (x, y)}, checked against the model of the run."""
-        return newcomer_federation(data, self.algorithm, self.manifest["resolved"], self.constants)
+        resolved = self.manifest["resolved"]
+        if self.pretrained is None:
+            return newcomer_federation(data, self.algorithm, resolved, self.constants)
+        raw = self.pretrained
+        brought = {client: pairs_with_tokens(each, raw, lambda: self.backbone) for client, each in data.items()}
+        # Nobody but the sites of a real federation knows what its samples are: there any shape is taken.
+        asked = {key: value for key, value in resolved.items() if key != "input_shape"} | raw.resolved
+        made = newcomer_federation(brought, self.algorithm, asked, raw.constants)
+        made = made.through(self.backbone, cache=False, progress=False)
+        if shape_of(made.x) != read_shape(resolved["input_shape"]):
+            found, wanted = shape_text(shape_of(made.x)), shape_text(read_shape(resolved["input_shape"]))
+            raise ModelError(f"backbone {self.backbone.name} gives features of shape {found}, the model wants {wanted}")
+        return standardized_as(made, self.constants)
 
     def personalize_all(self, federation: Federation) -> Tensor:
         """As `personalize`, for all newcomers of a federation: a vector for each, as `Task.module` takes it."""
@@ -283,9 +307,35 @@ class Run:
             give = how_to_give(self.manifest, self.path) if kind == "model" else f"load_run(…, {kind}=…) in Python"
             raise RunError(f"{self.path}: {error}. Give it: {give}") from error
 
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The frozen backbone whose features the run's models take, its hash compared with that of the run."""
+        return run_backbone(self.path, self.manifest, self._backbone)
+
+    def _whole(self, head: nn.Module) -> nn.Module:
+        """What a run hands out: a model that takes samples, with the backbone where there is one."""
+        return head if self.pretrained is None else PretrainedModel(self.backbone, head, self.constants)
+
     @property
     def constants(self) -> dict[str, Tensor]:
         """What the data had for the model, such as word vectors; nothing for most data."""
+        return {name: value for name, value in self._tables().items() if not name.startswith(RAW)}
+
+    @cached_property
+    def pretrained(self) -> RawData | None:
+        """What samples are before they go through the run's backbone; None for a run without one."""
+        if "backbone" not in self.manifest:
+            return None
+        constants = {n.removeprefix(RAW): value for n, value in self._tables().items() if n.startswith(RAW)}
+        return RawData(self.manifest["resolved"].get("raw", {}), constants)
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        """What run.toml says of the samples that models take: `input_shape` and `input_dtype`."""
+        resolved: dict[str, Any] = self.manifest["resolved"]
+        return resolved if self.pretrained is None else self.pretrained.resolved
+
+    def _tables(self) -> dict[str, Tensor]:
         path = self.folder.models / "tables.safetensors"
         if path.exists():
             self.folder.check_intact("models/tables.safetensors")
@@ -339,7 +389,12 @@ class Run:
         return safe_open(path, "pt")
 
 
-def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algorithm | None = None) -> Run:
+def load_run(
+    path: str | Path,
+    module: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    backbone: nn.Module | str | Path | None = None,
+) -> Run:
     """Open a run folder. Nothing in it is executed.
 
     Parameters
@@ -348,8 +403,13 @@ def load_run(path: str | Path, module: nn.Module | None = None, algorithm: Algor
         The run folder.
     module, algorithm
         What a run had that is not one of personafl's own. A module's parameters are compared with those of the run.
+    backbone
+        The frozen backbone of a run on features, or the path of its weights; compared with the run's by its hash. Left
+        out, it is looked for where it was.
     """
-    run = Run(path, module, algorithm)
+    run = Run(path, module, algorithm, backbone=backbone)
+    if backbone is not None:
+        _ = run.backbone  # checked now, not when a model is asked for
     if module is not None:
         check_fits(run.task.template, run.folder, run.manifest)
     return run

@@ -46,7 +46,10 @@ _MAY_DIFFER = (
 )  # fmt: skip
 
 
-_TABLES = ("algorithm", "model", "data", "partition", "local", "privacy", "resolved", "versions", "stopped", "files")
+_TABLES = (
+    "algorithm", "model", "data", "partition", "backbone", "local", "privacy",
+    "resolved", "versions", "stopped", "files",
+)  # fmt: skip
 
 
 class RunFolder:

@@ -88,9 +88,9 @@ def job_of(recipe: Recipe, federation: Federation) -> Job:
 def run_of(recipe: Recipe, federation: Federation, path: Path) -> Run:
     """A finished run; one from Python knows its model and its algorithm."""
     if isinstance(recipe, Config):
-        return Run(path)
+        return Run(path, backbone=federation.backbone)
     task = recipe.make_task(recipe.seed, federation)
-    return Run(path, algorithm=recipe.algorithm, task=task, temporary=recipe.temporary)
+    return Run(path, algorithm=recipe.algorithm, task=task, temporary=recipe.temporary, backbone=federation.backbone)
 
 
 def identity(recipe: Recipe, federation: Federation) -> str:

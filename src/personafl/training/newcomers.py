@@ -25,7 +25,7 @@ from personafl.federation.folders import read_client
 from personafl.federation.missing import filled_clients
 from personafl.federation.scaling import standardized_as
 from personafl.federation.sequences import as_wanted
-from personafl.inputs import Inputs, read_shape, shape_of, shape_text
+from personafl.inputs import Inputs, Shape, read_shape, shape_of, shape_text
 from personafl.states import State
 from personafl.storage.checkpoint import Checkpoint
 from personafl.training.clients import LocalClients
@@ -41,14 +41,14 @@ def newcomer_federation(
     algorithm chooses something on it. Where the run's data was standardized or filled in, theirs is in the same way.
     """
     splits = (0.8, 0.2, 0.0) if needs_validation(algorithm) else (1.0, 0.0, 0.0)
-    classes, expected = resolved.get("classes"), read_shape(resolved["input_shape"])
-    padded = {client: as_wanted(brought, expected) for client, brought in data.items()}
+    classes, expected = resolved.get("classes"), _shape_in(resolved)
+    padded = {client: as_wanted(brought, expected or ()) for client, brought in data.items()}
     federation = Federation.from_clients(
         filled_clients(padded, constants), splits=splits, classes=classes,
         label_type="numbers" if classes is None else "auto", name="newcomers", constants=constants,
     )  # fmt: skip
     shape = shape_of(federation.x)
-    if shape != expected:
+    if expected is not None and shape != expected:
         raise DataError(
             f"the newcomer's samples have shape {shape_text(shape)}, the model wants {shape_text(expected)}"
         )
@@ -58,11 +58,16 @@ def newcomer_federation(
 def features_as(x: Any, resolved: dict[str, Any], constants: State) -> Inputs:
     """Samples as the models of a run want them: padded, filled in and standardized as the run's data was."""
     samples = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
-    padded = as_wanted((x, np.zeros(samples, np.int64)), read_shape(resolved["input_shape"]))
+    padded = as_wanted((x, np.zeros(samples, np.int64)), _shape_in(resolved) or ())
     federation = Federation.from_clients(
         filled_clients({"x": padded}, constants), splits=(1.0, 0.0, 0.0), splitting="end"
     )
     return standardized_as(federation, constants).x
+
+
+def _shape_in(resolved: dict[str, Any]) -> Shape | None:
+    """The shape that samples must have; None where a run does not know it."""
+    return read_shape(resolved["input_shape"]) if "input_shape" in resolved else None
 
 
 def read_newcomers(path: Path) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.images import ROWS_AT_ONCE, check_classes
 from personafl.data.readers import Bytes, data_dirs
 from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
+from personafl.storage.cache import prepared
 from personafl_papers.data.pickles import read_pickle
 
 Normalization = Literal["half", "unit"]

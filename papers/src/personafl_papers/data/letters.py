@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.data.base import Samples, Structure
-from personafl.data.cache import Arrays, prepared
 from personafl.data.images import check_classes
 from personafl.data.readers import Bytes, find, missing, read_lines
 from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
+from personafl.storage.cache import Arrays, prepared
 
 PACKED = "ocr_letters.npz"
 ORIGINAL = ("letter.data.gz", "letter.data")

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.data.base import Samples, Structure
-from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.readers import data_dirs
 from personafl.errors import ConfigError, DataError
+from personafl.storage.cache import prepared
 from personafl_papers.data.text import Vocabulary, lines, opened, tokenize
 from personafl_papers.data.vectors import Vectors, find_vectors
 

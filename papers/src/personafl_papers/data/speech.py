@@ -18,11 +18,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.cache import prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.readers import data_dirs
 from personafl.errors import DataError
 from personafl.federation.npz import read_npz
+from personafl.storage.cache import prepared
 from personafl_papers.data.audio import RATE, Codes, mulaw_encoded, read_wav
 
 FOLDERS = ("speech_commands_v0.02", "speech_commands_v0.01")

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from personafl.data.base import Samples, Structure
-from personafl.data.cache import prepared
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
 from personafl.federation.arrays import Indices
 from personafl.federation.splits import bounds_of
+from personafl.storage.cache import prepared
 from personafl.streams import generator
 from personafl_papers.data.audio import MOST_MELS, frames, log_mel, mulaw_decoded
 from personafl_papers.data.devices import STATES, recorded

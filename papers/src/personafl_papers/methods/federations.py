@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from personafl.data import EMNIST, MNIST, build
-from personafl.data.cache import prepared
 from personafl.data.images import FMNIST_FILES, MNIST_FILES
 from personafl.data.partitions import Dirichlet, Lognormal, Pathological
 from personafl.data.readers import find, missing
@@ -25,6 +24,7 @@ from personafl.federation import Federation
 from personafl.federation.npz import read_npz
 from personafl.federation.partition import Partition
 from personafl.models import MLP, Model
+from personafl.storage.cache import prepared
 from personafl.streams import generator
 from personafl_papers.data.letters import Letters
 from personafl_papers.data.sent140 import Sent140

@@ -36,8 +36,9 @@ from personafl.federation.folders import digest
 from personafl.inputs import written_shape
 from personafl.kernels.task import Task
 from personafl.metrics.measures import LOSS, measures_in
-from personafl.models import MODELS, default_model, initialize
+from personafl.models import MCLR, MODELS, default_model, initialize
 from personafl.models.weights import load_weights
+from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import checked, class_path
 from personafl.storage.folder import RunFolder
 from personafl.tasks import TASKS
@@ -61,7 +62,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
     with folder.lock():
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
         nodes, client_index = gather(grid, settings, before, seal)
-        model = described.model or default_model(settings.input_shape)
+        model = described.model or (MCLR() if described.backbone else default_model(settings.input_shape))
         described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
         kind, seed = described.task or usual_task(settings.classes), described.seed
         outputs = model_outputs(kind, settings.classes, settings.outputs)
@@ -73,7 +74,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         table = {key: value for key, value in described.tables()["model"].items() if key != "weights"}
         clients = FlowerClients(
             nodes, client_index, settings, task, described.algorithm, described.local, seed, table, described.privacy,
-            seeded,
+            seeded, pinned(described.backbone),
         )  # fmt: skip
         resolved = {
             "engine": "flower",
@@ -90,7 +91,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         }
         if described.privacy is not None and described.privacy.noise:
             resolved["noise"] = "from each site's own secure generator"
-        tables = {"data": {"name": "sites"}, "model": described.tables()["model"]}
+        backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
+        tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"]}
         origin = Origin(tables, resolved)
         run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
 
@@ -116,7 +118,18 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
                 f"{path}: {key} = {class_path(type(value))!r} has no name here, and sites take nothing but names: "
                 "install a package with an entry point for it, here and at the sites (docs/your-package.md)"
             )
+    if described.backbone is not None and described.backbone.sha256 is None:
+        raise ConfigError(f"{path}: backbone.sha256 is missing: sites compare the weights on their disks with it")
     return described, settings
+
+
+def pinned(backbone: BackboneSettings | None) -> dict[str, Any] | None:
+    """What sites are told of the backbone: no weights, no code and no path."""
+    if backbone is None:
+        return None
+    name = backbone.name or Path(str(backbone.path)).name
+    told = {key: getattr(backbone, key) for key in ("sha256", "pooling", "normalize")}
+    return {"name": name, **told}
 
 
 class RoundLog(Listener):

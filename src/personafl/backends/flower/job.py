@@ -24,6 +24,7 @@ from personafl.errors import ConfigError
 from personafl.inputs import Shape
 from personafl.kernels.task import Task
 from personafl.models import MODELS, Model, initialize
+from personafl.pretrained.backbone import Backbone
 from personafl.registry import checked, choose_known
 from personafl.settings import Local
 from personafl.states import State
@@ -54,6 +55,8 @@ class JobDescription:
         What clients do to their answers before they send them, as a table of a config.
     task
         As a table of a config, where it is not the one that classes, or their absence, stand for.
+    backbone
+        Name, SHA-256, pooling and normalize of the frozen backbone that sites send their samples through, if any.
     personafl
         The version that the server has.
     """
@@ -70,11 +73,14 @@ class JobDescription:
     theta0: str
     privacy: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
+    backbone: dict[str, Any] | None = None
     personafl: str = __version__
 
     def text(self) -> str:
         """As JSON; `read_job` is the inverse."""
-        return json.dumps(asdict(self), sort_keys=True)
+        # Without a backbone nothing is said of it, so that runs that were begun before there were any go on.
+        said = {key: value for key, value in asdict(self).items() if key != "backbone" or value is not None}
+        return json.dumps(said, sort_keys=True)
 
     @property
     def run(self) -> str:
@@ -105,6 +111,21 @@ class JobDescription:
         """The model with the initial weights that follow from the seed."""
         module = initialize(self.make_model(), self.shape, self.outputs, self.seed, constants)
         return trained_task(self.make_algorithm(), Task(module, self.make_kind()))
+
+    def check_backbone(self, site: str, found: Backbone | None) -> None:
+        """Refuse features of another backbone than the run's: a site has its weights on its own disk."""
+        if self.backbone is None and found is None:
+            return
+        if self.backbone is None or found is None:
+            has, wants = (
+                "no backbone" if table is None else f"the backbone {table['name']} (SHA-256 {table['sha256']})"
+                for table in (None if found is None else found.table(), self.backbone)
+            )
+            raise ConfigError(f"site {site} has {has}, this run {wants}: see [backbone] in site.toml")
+        for key, what in (("sha256", "SHA-256"), ("pooling", "pooling"), ("normalize", "normalize")):
+            here, wanted = found.table()[key], self.backbone.get(key)
+            if here != wanted:
+                raise ConfigError(f"site {site}: its backbone {found.name} has {what} {here}, this run wants {wanted}")
 
     def make_kind(self) -> LearningTask:
         """What is learned, from this machine's personafl."""

@@ -62,6 +62,8 @@ class FlowerClients(Clients):
         Its table of a config; empty for one that is not described, which only simulations have.
     seeded
         The fingerprint of the weights that sites make from the seed; left out, the task's.
+    backbone
+        What sites must have as their frozen backbone, see `JobDescription`.
     """
 
     algorithm: Algorithm
@@ -79,10 +81,11 @@ class FlowerClients(Clients):
         model: dict[str, Any],
         privacy: Privacy | None = None,
         seeded: str | None = None,
+        backbone: dict[str, Any] | None = None,
     ) -> None:
         self.nodes, self.client_index, self.settings = nodes, client_index, settings
         self.task, self.local, self.seed, self.privacy = task, local, seed, privacy
-        self._seeded = seeded or fingerprint(task.theta0)
+        self._seeded, self._backbone = seeded or fingerprint(task.theta0), backbone
         self.threads, self.device = 1, torch.device("cpu")
         self._table, self._model = {"name": algorithm.name, **asdict(algorithm)}, model
         self.accepted = np.zeros(len(client_index), np.int64)
@@ -114,6 +117,7 @@ class FlowerClients(Clients):
             theta0=fingerprint(theta0),
             privacy=None if self.privacy is None else asdict(self.privacy),
             task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
+            backbone=self._backbone,
         )
         # Weights that follow from the seed are made at the sites; others have to be sent.
         self._given = self.job.theta0 != self._seeded

@@ -153,6 +153,8 @@ class Site:
         if here.allow and job.algorithm.get("name") not in here.allow:
             raise ConfigError(f"site {here.id} does not take part in {job.algorithm.get('name')!r}: not in its allow")
         data = read_data(here, job.seed, job.classes)
+        if self._own is None:
+            job.check_backbone(here.id, data.backbone)
         self._check(data, job)
         local = job.make_local()
         if self._own is None:
@@ -273,6 +275,7 @@ class Site:
             "round": order.round,
             "algorithm": order.job.algorithm,
             "model": order.job.model,
+            **({} if order.job.backbone is None else {"backbone": order.job.backbone}),
             "samples": {split: int(sizes[0]) for split, sizes in clients.client_index.sizes.items()},
             "sums": {name: float(value[0]) for name, value in columns.items()},
         }

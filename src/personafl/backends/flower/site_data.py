@@ -9,7 +9,7 @@ from typing import Any
 
 from personafl.algorithms import ALGORITHMS
 from personafl.config import read_tables
-from personafl.errors import ConfigError, DataError
+from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.folders import read_client
 from personafl.federation.labels import LabelType
@@ -17,6 +17,8 @@ from personafl.federation.tabular import read_rows
 from personafl.federation.tabular_files import SUFFIXES, open_table
 from personafl.federation.tabular_roles import Columns
 from personafl.inputs import some
+from personafl.pretrained.backbone import Backbone
+from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import checked
 from personafl.settings import check
 
@@ -64,6 +66,9 @@ class SiteSettings:
     orders, key
         The operator's public key, without whose signature nothing is done; and this site's private key, which signs
         its answers. Both or neither.
+    backbone
+        A table: the frozen backbone that samples go through, with weights on this site's own disk, see
+        `BackboneSettings`. A run says which hash they must have.
     """
 
     id: str
@@ -89,6 +94,7 @@ class SiteSettings:
     threads: int = 1
     orders: str | None = None
     key: str | None = None
+    backbone: BackboneSettings | None = None
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
@@ -127,11 +133,13 @@ def read_site(path: Path) -> SiteSettings:
     folder = path.resolve().parent
     named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
     paths: dict[str, Any] = {name: str(folder / value) for name, value in named.items() if value is not None}
+    if settings.backbone is not None and settings.backbone.path is not None:
+        paths["backbone"] = replace(settings.backbone, path=str(folder / Path(settings.backbone.path).expanduser()))
     return replace(settings, **paths)
 
 
 def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None) -> Federation:
-    """The data of a site: a federation of one client.
+    """The data of a site: a federation of one client; its features, where the site has a backbone.
 
     Parameters
     ----------
@@ -140,6 +148,23 @@ def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None)
     classes
         How many there are in the whole federation; a site need not have samples of each.
     """
+    data = _read_samples(settings, seed, classes)
+    found = settings.backbone
+    if found is None:
+        return data
+    try:
+        return data.through(_backbone(found), batch_size=found.batch_size, device=found.device, progress=False)
+    except PersonaflError as error:
+        raise type(error)(f"site {settings.id}: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _backbone(settings: BackboneSettings) -> Backbone:
+    """Read once: every message of the server asks for the data."""
+    return settings.load()
+
+
+def _read_samples(settings: SiteSettings, seed: int, classes: int | None) -> Federation:
     path = Path(settings.data)
     if path.is_dir():
         return _only(_load(str(path)), settings, classes)

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from personafl.data.base import Samples, Structure
-from personafl.data.cache import Arrays, prepared
 from personafl.data.fetch import Remote, fetch
 from personafl.data.images import VERSION, Normalization, check_normalization, check_pairs, find_idx, normalized
 from personafl.data.readers import Bytes, data_dirs, read_idx, read_zipped_idx
 from personafl.errors import ConfigError, DataError
+from personafl.storage.cache import Arrays, prepared
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 

@@ -14,10 +14,12 @@ from personafl.federation.labels import LabelType, check_label_type
 from personafl.federation.missing import Missing, check_missing
 from personafl.federation.splits import Splitting
 from personafl.federation.tabular import check_normalization, read_rows
-from personafl.federation.tabular_files import is_table, open_table
+from personafl.federation.tabular_files import Table, is_table, open_table
 from personafl.federation.tabular_roles import Columns
+from personafl.federation.text_columns import text_features, with_tokens
+from personafl.pretrained.huggingface import read_tokenizer
 
-_OF_TABLES = ("label", "client", "features", "categorical", "group", "split", "time")
+_OF_TABLES = ("label", "client", "features", "categorical", "group", "split", "time", "text")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Files:
     features : str, list of str or table, optional
         Of a table: the columns of features; left out, all others that hold numbers. Several inputs are a table:
         {numbers = ["age", "dose"], categories = ["ward"]}.
+    text : str, optional
+        Of a table: a column of texts, which become the inputs `input_ids` and `attention_mask`.
+    tokenizer : str, optional
+        The folder of the tokenizer for them; left out, that of the config's backbone.
     categorical : list of str
         Of a table: columns of text, each of whose values becomes a feature that is 0 or 1.
     group, split : str, optional
@@ -71,6 +77,8 @@ class Files:
     missing: Missing | None = None
     length: int | None = None
     normalize: Literal["none", "standard"] = "none"
+    text: str | None = None
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         check_normalization(self.normalize)
@@ -106,7 +114,7 @@ class Files:
         """Read the data, and deal and split what does not come dealt and split."""
         path = Path(self.path).expanduser()
         if is_table(path):
-            rows = read_rows([open_table(path)], self._columns())
+            rows = read_rows([self._table(path)], self._columns())
             shares = splits or getattr(partition, "splits", None) or DEFAULT_SPLITS
             made: Federation = rows.federation(
                 Federation, partition, shares, seed, None, self.name, self.normalize, splitting
@@ -129,8 +137,19 @@ class Files:
             raise ConfigError(f"{path} says what is for training and testing: leave out the {key}")
         return federation.standardized() if self.normalize == "standard" else federation
 
+    def _table(self, path: Path) -> Table:
+        if self.text is None:
+            return open_table(path)
+        if self.tokenizer is None:
+            raise ConfigError("data files: tokenizer is missing: name its folder, or give [backbone]")
+        tokenizer = read_tokenizer(Path(self.tokenizer).expanduser())
+        if tokenizer is None:
+            raise ConfigError(f"data files: tokenizer = {self.tokenizer!r}: there is no tokenizer in this folder")
+        return with_tokens(open_table(path), self.text, tokenizer, self.length)
+
     def _columns(self) -> Columns:
+        features = self.features if self.text is None else text_features(self.features)
         return Columns(
-            self.label or "", self.client, self.features, self.categorical, self.group, self.split, self.time,
+            self.label or "", self.client, features, self.categorical, self.group, self.split, self.time,
             self.label_type or "auto", self.missing or "error", self.length,
         )  # fmt: skip

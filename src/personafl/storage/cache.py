@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
+
+from personafl.files import sync
 
 log = logging.getLogger("personafl")
 
@@ -68,11 +70,59 @@ def prepared(
         return found
     made = make()
     try:
-        _store(folder, made)
+        _store(folder, lambda draft: _save(draft, made))
     except OSError as error:
         log.info("data %s is not kept in the cache: %s", name, error)
     found = _load(folder)
     return {what: _read_only(array) for what, array in made.items()} if found is None else found
+
+
+def appended(
+    name: str,
+    settings: Mapping[str, Any],
+    rows: Callable[[], Iterator[NDArray[Any]]],
+    samples: int,
+    usable: Callable[[NDArray[Any]], bool],
+) -> Path | None:
+    """The .npy file of an array that is made some rows at a time, and so may be larger than the memory.
+
+    Parameters
+    ----------
+    name, settings
+        As in `prepared`.
+    rows
+        Gives the rows, piece after piece, all of one type and shape.
+    samples
+        How many rows there are in all.
+    usable
+        Whether an array that was kept is still what `rows` would give; else it is made again.
+
+    Returns
+    -------
+    None where the cache is full or cannot be written.
+    """
+    folder = cache_dir() / "prepared" / f"{name}-{_digest([], settings)}"
+    found = _load(folder)
+    if found is not None and usable(found["x"]):
+        return folder / "x.npy"
+    try:
+        if found is not None:
+            shutil.rmtree(folder)
+        _store(folder, lambda draft: _append(draft, rows(), samples))
+    except OSError as error:
+        log.info("%s is not kept in the cache: %s", name, error)
+    return folder / "x.npy" if _load(folder) is not None else None
+
+
+def _append(folder: Path, pieces: Iterator[NDArray[Any]], samples: int) -> list[str]:
+    """Write a .npy file from its beginning to its end: a mapped file would end the process where the disk is full."""
+    with open(folder / "x.npy", "wb") as opened:
+        for number, piece in enumerate(pieces):
+            if number == 0:
+                header = {"descr": piece.dtype.str, "fortran_order": False, "shape": (samples, *piece.shape[1:])}
+                np.lib.format.write_array_header_1_0(opened, header)
+            opened.write(np.ascontiguousarray(piece).data)
+    return ["x"]
 
 
 def sweep(drafts: Sequence[Path]) -> None:
@@ -105,18 +155,22 @@ def _load(folder: Path) -> Arrays | None:
         return None
 
 
-def _store(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an entry beside its place, then rename it: it is there whole or not at all."""
+def _save(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    for what, array in arrays.items():
+        np.save(folder / f"{what}.npy", array, allow_pickle=False)
+    return list(arrays)
+
+
+def _store(folder: Path, write: Callable[[Path], list[str]]) -> None:
+    """Write an entry beside its place, then rename it: it is there whole or not at all. `write` says its arrays."""
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
     sweep(list(folder.parent.glob(".*.draft")))
     try:
         draft.mkdir(0o700, parents=True)  # it may hold what users brought
-        for what, array in arrays.items():
-            with open(draft / f"{what}.npy", "wb") as file:
-                np.save(file, array, allow_pickle=False)
-                # The name must not reach the disk before the content does, or a power cut leaves arrays of zeros.
-                os.fsync(file.fileno())
-        (draft / _CONTENTS).write_text(json.dumps({what: _state(draft / f"{what}.npy") for what in arrays}), "utf-8")
+        files = {what: draft / f"{what}.npy" for what in write(draft)}
+        for file in files.values():
+            sync(file)  # the name must not reach the disk before the content, or a power cut leaves arrays of zeros
+        (draft / _CONTENTS).write_text(json.dumps({what: _state(file) for what, file in files.items()}), "utf-8")
         if folder.exists() and _load(folder) is None:
             folder.rename(aside := draft.with_suffix(".damaged.draft"))
             shutil.rmtree(aside, ignore_errors=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from personafl.data import Samples, build
-from personafl.data.cache import cache_dir, prepared
+from personafl.storage.cache import cache_dir, prepared
 
 
 @pytest.fixture
