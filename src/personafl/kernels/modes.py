@@ -46,7 +46,7 @@ def whole_hash(hashes: Mapping[str, str]) -> str:
 
 def _hash(value: Tensor) -> str:
     found = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
-    found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -186,7 +186,7 @@ class _Probe:
                 for out in (found, expected)
             ]
         tolerance = max(GRADIENT_TOLERANCE, COARSE * model.rounding)
-        wrong = _first_wrong(list(leaves), *slopes, tolerance=tolerance)
+        wrong = _first_wrong(list(leaves), tolerance, *slopes)
         return None if wrong is None else f"clients' gradients of {wrong!r} are not those of each alone"
 
     def _alone(self, model: OneClient, training: bool, params: Params, k: int) -> Tensor:
@@ -231,7 +231,7 @@ def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     return error <= tolerance * max(largest, 1e-6)
 
 
-def _first_wrong(names: list[str], found: Gradients, expected: Gradients, tolerance: float) -> str | None:
+def _first_wrong(names: list[str], tolerance: float, found: Gradients, expected: Gradients) -> str | None:
     """The first parameter whose gradient differs.
 
     By lengths: where rounding decides which of two nearly equal values a pooling or a ReLU lets through, single numbers
