@@ -17,7 +17,7 @@ from personafl.errors import ModelError, RunError
 from personafl.kernels.modes import frozen_hashes
 from personafl.kernels.task import Batch, Task
 from personafl.runs.export import export
-from tests.archetypes import FOR_TWO_LAYERS, archetypes
+from tests.archetypes import FOR_TWO_LAYERS, some_quick
 from tests.modules.adapters import WRITTEN_BY_HAND, Bfloat16, bert_with_lora, low_rank_network
 from tests.modules.cases import CASES
 
@@ -61,7 +61,7 @@ def ways(make, federation):
 # --- every algorithm, on every engine -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", archetypes(FOR_TWO_LAYERS, besides=("ditto", "fedrep")))
+@pytest.mark.parametrize("algorithm", some_quick(FOR_TWO_LAYERS, quick=("fedavg", "selffl", "fedper")))
 def test_engines_agree_on_adapters_written_by_hand(algorithm):
     engines_agree(numbers(), low_rank_network, algorithm)
 
@@ -75,7 +75,7 @@ def test_what_is_frozen_is_one_product_and_what_is_trained_is_stacked(name):
 
 
 @needs_peft
-@pytest.mark.parametrize("algorithm", archetypes(["fedavg", "ditto", "fedper", "fedrep", "selffl"]))
+@pytest.mark.parametrize("algorithm", some_quick(["fedavg", "ditto", "fedper", "fedrep", "selffl"], quick=("fedper",)))
 def test_engines_agree_on_lora_by_peft(algorithm):
     run = engines_agree(CASES["bert"].federation(), bert_with_lora, algorithm)
     size = sum(p.numel() for p in run.task.template.parameters() if p.requires_grad)
