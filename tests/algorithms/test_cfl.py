@@ -181,3 +181,10 @@ def test_bad_settings_are_one_line(bad, found):
     with pytest.raises(ConfigError, match=found) as error:
         CFL(**bad)
     assert "\n" not in str(error.value)
+
+
+def test_updates_in_the_same_direction_whose_cosine_is_rounded_above_1():
+    cosines = torch.tensor([[1.0, 1.0 + 1e-15, -1.0], [1.0 + 1e-15, 1.0, -1.0], [-1.0, -1.0, 1.0]], dtype=torch.float64)
+    assert cosines.max() > 1
+    for linkage in ("single", "complete"):
+        assert bipartition(cosines, linkage).tolist() == [True, True, False]

@@ -169,7 +169,9 @@ def bipartition(cosines: Tensor, linkage: str) -> Tensor:
     from scipy.cluster import hierarchy  # a tenth of a second, which only this needs
     from scipy.spatial.distance import squareform
 
-    merged = hierarchy.linkage(squareform(1 - cosines.cpu().numpy(), checks=False), linkage)
+    # Of updates in the same direction the cosine may be rounded to more than 1.
+    apart = (1 - cosines).clamp(min=0).cpu().numpy()
+    merged = hierarchy.linkage(squareform(apart, checks=False), linkage)
     return torch.from_numpy(hierarchy.cut_tree(merged, 2)[:, 0] == 0).to(cosines.device)
 
 
