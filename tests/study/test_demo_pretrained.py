@@ -86,7 +86,7 @@ def test_the_sentence_has_the_numbers_and_the_report_is_written(found):
 
 
 def test_it_says_where_weights_come_from():
-    with pytest.raises(ConfigError, match="needs --weights FOLDER: a folder with config.json.*all-MiniLM-L6-v2"):
+    with pytest.raises(ConfigError, match=r"needs --weights FOLDER: a folder with config\.json.*all-MiniLM-L6-v2"):
         _plan("pretrained", None, 1, 0, 1)
     with pytest.raises(ConfigError, match="there is no such file or folder"):
         _plan("pretrained", Path("nowhere"), 1, 0, 1)

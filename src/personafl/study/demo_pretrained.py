@@ -42,7 +42,7 @@ THINGS = {
     "a film with a masked killer, a ghost film, a werewolf film, a film about a cursed doll, a monster film, "
     "a film about demons, a film full of blood and screams",
     "romances": "a love story, a romantic comedy, a wedding film, a film about a first kiss, a novel of two lovers, "
-    "a tender love song, a film about young love, a book of love letters, a romance in Paris, a film about a honeymoon, "
+    "a tender love song, a film about young love, a book of love letters, a romance in Paris, a honeymoon film, "
     "a story of a couple in love, a ballad about longing",
     "sports": "running shoes, a football match, a tennis racket, a gym membership, a marathon, swimming goggles, "
     "a basketball, a cycling tour, a pair of dumbbells, a climbing course, a rowing machine, a ski weekend",
