@@ -38,5 +38,9 @@ def archetypes(names: Iterable[str] = FOR_ANY_MODEL, besides: Collection[str] = 
     besides
         More names that the ordinary tests take.
     """
-    ordinary = {*ARCHETYPES, *besides}
-    return [name if name in ordinary else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return some_quick(names, {*ARCHETYPES, *besides})
+
+
+def some_quick(names: Iterable[str], quick: Collection[str]) -> list:
+    """Values for `parametrize`: all these names, those that are not among the quick ones marked as slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]

@@ -45,17 +45,15 @@ class Config:
 
     def federation(self) -> Federation:
         """Load and divide the data that the config names; with a backbone, its features."""
-        made = build(self._data_with_tokenizer(), self.partition, self.splits, self.seed, self.splitting)
         if self.backbone is None:
-            return made
-        return made.through(self.backbone.load(), batch_size=self.backbone.batch_size, device=self.backbone.device)
+            return self._samples(self.data)
+        backbone, data = self.backbone.load(), self.data
+        if isinstance(data, Files) and data.text is not None and data.tokenizer is None:
+            data = replace(data, tokenizer=backbone.origin["path"])
+        return self._samples(data).through(backbone, batch_size=self.backbone.batch_size, device=self.backbone.device)
 
-    def _data_with_tokenizer(self) -> Source | Files:
-        """Texts are read by the backbone's tokenizer where the data names none."""
-        data = self.data
-        if not isinstance(data, Files) or data.text is None or data.tokenizer is not None or self.backbone is None:
-            return data
-        return replace(data, tokenizer=self.backbone.path)
+    def _samples(self, data: Source | Files) -> Federation:
+        return build(data, self.partition, self.splits, self.seed, self.splitting)
 
     def tables(self) -> dict[str, Any]:
         """The config as TOML tables, with every default written out."""

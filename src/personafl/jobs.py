@@ -19,7 +19,7 @@ from personafl.engines import Choice, make_engine
 from personafl.errors import ConfigError, ModelError, RunError
 from personafl.federation import Federation
 from personafl.inputs import dtype_of, shape_of, some, written_shape
-from personafl.kernels.modes import frozen_and_eval
+from personafl.kernels.modes import frozen_and_eval, frozen_hashes, whole_hash
 from personafl.kernels.task import Objective, Task
 from personafl.models import MCLR, default_model, initialize
 from personafl.models.weights import load_weights
@@ -263,7 +263,8 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             raise ModelError(f"{error}{hint}") from error
         if clients.privacy != job.privacy:  # promised to people, so never left out in silence
             raise ConfigError(f"engine = {choice.engine!r} cannot protect what clients send: use another for [privacy]")
-        resolved = _resolved(job, choice)
+        frozen = frozen_hashes(job.task.template)
+        resolved = _resolved(job, choice) | ({"frozen_sha256": whole_hash(frozen)} if frozen else {})
         log.info("%s", job.task.kind.sentence())
         if not job.task.template.training:
             log.warning(
@@ -273,7 +274,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             )
         if choice.engine == begun.get("engine"):
             resolved["engine_reason"] = begun["engine_reason"]
-        origin = Origin(job.tables, resolved, _constants(job.federation))
+        origin = Origin(job.tables, resolved, _constants(job.federation), frozen)
         with closing(clients):
             run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners)
     backbone = job.federation.backbone

@@ -132,3 +132,19 @@ def test_what_goes_wrong_is_one_line(fed):
         broken.body[0].bias[0] = torch.nan
     with pytest.raises(DataError, match="NaN or infinite features for a sample of client 'c0'"):
         fed.through(broken, progress=False)
+
+
+def test_saved_features_are_read_back_as_such(fed, tmp_path):
+    features = fed.through(Counting(), progress=False)
+    features.save(tmp_path / "saved")
+    found = pf.Federation.load(tmp_path / "saved", verify=True)
+    assert torch.equal(found.x, features.x) and found.backbone is None
+    assert any(features.backbone.sha256 in note for note in found.notes)
+
+
+def test_methods_are_compared_on_features(fed):
+    found = pf.compare(
+        fed.through(Counting(), progress=False), nn.Linear(5, 2), ["fedavg", "ditto"], seeds=1, rounds=1, progress=False
+    )
+    assert {run.manifest["backbone"]["name"] for run in found.runs} == {"Counting"}
+    assert found.runs[0].personal("c1")(fed.x).shape == (60, 2)

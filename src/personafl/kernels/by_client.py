@@ -61,6 +61,8 @@ def linear_rows(x: Tensor, axis: int, clients: int, weight: Tensor, bias: Tensor
 
 class Linear(ByClient, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 2:  # frozen
+            return _affine(F.linear(x, self.weight), self._axis(x), self._clients(), None, self.bias)
         return linear_rows(x, self._axis(x), self._clients(), self.weight, self.bias)
 
 
@@ -84,15 +86,19 @@ def _between(parameter: Tensor, apart: Tensor, axis: int) -> Tensor:
 
 def _affine(x: Tensor, axis: int, clients: int, weight: Tensor | None, bias: Tensor | None, after: int = 0) -> Tensor:
     """Each client's `x · weight + bias`; the parameters' own axes are the last of `x` but `after`."""
-    if weight is None:
+    if weight is None and bias is None:
         return x
     apart = x.unflatten(axis, (clients, -1))
 
     def placed(parameter: Tensor) -> Tensor:
         return _between(parameter.view(*parameter.shape, *(1,) * after), apart, axis)
 
-    scaled = apart * placed(weight) if bias is None else torch.addcmul(placed(bias), apart, placed(weight))
-    return scaled.flatten(axis, axis + 1)
+    if weight is None or bias is None:
+        apart = apart + placed(bias) if bias is not None else apart * placed(weight)  # type: ignore[arg-type]
+    else:
+        apart = torch.addcmul(placed(bias), apart, placed(weight))
+    out: Tensor = apart.flatten(axis, axis + 1)
+    return out
 
 
 class LayerNorm(ByClient, nn.LayerNorm):
@@ -221,6 +227,9 @@ class Convolution(ByClient, _ConvNd):
 
     def forward(self, input: Tensor) -> Tensor:
         x = self._apart(input)
+        if self.weight.dim() == input.dim():  # frozen
+            out = self._conv_forward(input, self.weight, None)
+            return _affine(out, 0, self._clients(), None, self.bias, input.dim() - 2)
         if self.padding_mode != "zeros":
             return _one_by_one(self._conv_forward, x, self.weight, self.bias)
         if isinstance(self, nn.Conv2d) and convolution.narrow(self) and not casts(x.device):
@@ -258,3 +267,7 @@ class Transposed(ByClient, _ConvTransposeNd):
             return function(x, weight, bias, *settings)
 
         return _one_by_one(one, self._apart(input), self.weight, self.bias)
+
+
+SHARE_WEIGHT = (Linear, Convolution)
+"""Layers that take a frozen weight as it is, without an axis for clients, where only their bias is trained."""

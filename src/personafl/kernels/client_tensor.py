@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from personafl.kernels.by_client import linear_rows
 from personafl.kernels.frame import Frame
 
 _PROPERTIES = {
     "__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride", "is_floating_point",
     "is_contiguous", "element_size", "get_device", "is_complex", "type",
 }  # fmt: skip
+_PRODUCTS = {"matmul", "__matmul__", "linear"}
 _WIDENING = {"expand", "repeat", "tile", "broadcast_to"}
 
 
@@ -71,7 +73,11 @@ def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Fra
     assert clients is not None
     plain = [None if isinstance(leaf, ClientTensor) else leaf for leaf in leaves]
     axes = frame.axes_of(getattr(func, "__name__", ""), plain)
+    product = _product(func, tree_unflatten(leaves, tree), axes[0] if axes else None, frame)
+    if product is not None:
+        return product
     shared = all(axis is None for axis in axes)
+    frame.maps = frame.maps or not shared
     wide = _widened(func, leaves, frame) if shared else None
     inputs: list[Any] = []
     dims: list[int | None] = []
@@ -100,6 +106,19 @@ def _computed(func: Callable[..., Any], leaves: list[Any], tree: Any, frame: Fra
     if shared and wide is None:
         return tree_unflatten([ClientTensor.of(part, frame) for part in flat], form)
     return tree_unflatten([part.flatten(along, along + 1) for part in flat], form)
+
+
+def _product(func: Callable[..., Any], inputs: Any, axis: int | None, frame: Frame) -> Tensor | None:
+    """Rows times each client's matrix, as in a low-rank adapter, by one batched product; None for other operations."""
+    args, kwargs = inputs
+    name = getattr(func, "__name__", "")
+    if name not in _PRODUCTS or len(args) != 2 or kwargs or axis is None:
+        return None
+    x, matrix = args
+    if not isinstance(matrix, ClientTensor) or matrix.carried.dim() != 3 or x.dim() <= axis + 1:
+        return None
+    weight = matrix.carried if name == "linear" else matrix.carried.transpose(1, 2)
+    return linear_rows(x, axis, len(weight), weight, None)
 
 
 def _widened(func: Callable[..., Any], leaves: list[Any], frame: Frame) -> tuple[int, list[Any]] | None:

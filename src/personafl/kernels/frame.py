@@ -31,6 +31,8 @@ class Frame:
         self.precision = "float32"
         # Whether the model draws random numbers other than by nn.Dropout, in training (True) and in use (False).
         self.draws: dict[bool, bool] = {}
+        self.maps = False
+        """Whether an operation on samples and parameters outside of layers was computed by vmap."""
         self.enter(None, None)
 
     def enter(

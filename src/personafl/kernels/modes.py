@@ -1,11 +1,13 @@
-"""What of a module is not trained, and which of its layers stay in evaluation mode, in few words."""
+"""What of a module is not trained, its hashes, and which of its layers stay in evaluation mode, in few words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 MOST = 12
 """Names that are written out."""
@@ -23,6 +25,29 @@ def frozen_and_eval(module: nn.Module) -> dict[str, Any]:
     out: dict[str, Any] = {"frozen_parameters": frozen, "frozen": _few(_topmost(module, _is_frozen))} if frozen else {}
     names = _few(_topmost(module, lambda layer: not any(below.training for below in layer.modules())))
     return out | ({"eval": names} if names else {})
+
+
+def frozen_hashes(module: nn.Module) -> dict[str, str]:
+    """The SHA-256 of every frozen parameter: its type, its shape and its numbers.
+
+    >>> net = nn.Linear(2, 1)
+    >>> _ = net.weight.requires_grad_(False).fill_(0.5)
+    >>> {name: value[:8] for name, value in frozen_hashes(net).items()}
+    {'weight': 'c3c3202b'}
+    """
+    return {name: _hash(p.detach()) for name, p in module.named_parameters() if not p.requires_grad}
+
+
+def whole_hash(hashes: Mapping[str, str]) -> str:
+    """One for all of them, whatever their order."""
+    listed = "".join(f"{value} {name}\n" for name, value in sorted(hashes.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _hash(value: Tensor) -> str:
+    found = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+    found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _is_frozen(layer: nn.Module) -> bool:

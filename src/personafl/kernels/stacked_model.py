@@ -58,6 +58,9 @@ KINDS: dict[type[nn.Module], type[ByClient]] = {
 }
 
 
+LOW = (torch.bfloat16, torch.float16)
+"""What a model may compute in; losses are float32."""
+
 Plan = Literal["rows", "tensors", "loops"]
 """What becomes of parameters outside of layers of a known kind, the fastest first.
 
@@ -95,6 +98,7 @@ class StackedModel:
         self.module = copy.deepcopy(module, {id(thing): thing for thing in shared})
         self.frame, self.training = frame, training
         self.ways: dict[str, Way] = {}
+        self._low = low_types(module)
         self._plan = plan
         self._whole: dict[str, nn.Module] = {}
         self._raw: dict[str, bool] = {}
@@ -116,13 +120,20 @@ class StackedModel:
                 name = f"{path}.{attribute}" if path else attribute
                 if parameter.requires_grad:
                     self._owners.setdefault(names[id(parameter)], []).append((owner, attribute))
-                elif self._by_client(name):
+                elif self._by_client(name) and not (
+                    isinstance(owner, by_client.SHARE_WEIGHT) and attribute == "weight"
+                ):
                     self._constants.append((owner, attribute, parameter.detach()))
 
-    def move(self, device: torch.device) -> None:
+    def move(self, to: Move) -> None:
         """Have the constants on a device."""
-        move_constants(self.module, device)
-        self._constants = [(owner, name, constant.to(device)) for owner, name, constant in self._constants]
+        move_constants(self.module, to)
+        self._constants = [(owner, name, to(constant)) for owner, name, constant in self._constants]
+
+    def settle(self) -> None:
+        """After a trial: parameters outside of layers of which there were only products, have these for all at once."""
+        if not self.frame.maps:
+            self.ways |= {where: "stacked" for where in self._raw}
 
     @property
     def outside_layers(self) -> bool:
@@ -147,7 +158,7 @@ class StackedModel:
             for child in layer.children()
             if any(p.requires_grad for p in child.parameters()) or _normalizes_batches(child)
         ]
-        if is_parametrized(layer) or (own and not below):
+        if is_parametrized(layer) or (own and not below and not _holds_frozen_layers(layer)):
             self._unit(layer, path)
             return
         for name in own:
@@ -182,7 +193,9 @@ class StackedModel:
         layer.forward = partial(function, self, layer, forward)
 
     def _by_client(self, name: str) -> bool:
-        return any(name.startswith(f"{path}.") or not path for path in self._whole)
+        """Whether it belongs to a layer of a known kind; those of other kinds have constants as they are."""
+        known = (path for path, layer in self._whole.items() if isinstance(layer, ByClient))
+        return any(name.startswith(f"{path}.") or not path for path in known)
 
     # --- a pass -----------------------------------------------------------------------------------------------
 
@@ -197,7 +210,7 @@ class StackedModel:
         cast = self.frame.autocast(weight.device)
         with self._holding(params, clients, samples), keyed_draws(self.frame, self.training), cast:
             outputs = logits(self.module(**rows) if isinstance(rows, dict) else self.module(rows))
-        outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+        outputs = outputs.float() if outputs.dtype in LOW else outputs
         by_client: Tensor = outputs.unflatten(0, (clients, samples))
         return by_client
 
@@ -215,6 +228,7 @@ class StackedModel:
                 owner, attribute = self._statistics[name]
                 put(owner._buffers, attribute, value)
                 continue
+            value = value.to(self._low[name]) if name in self._low else value
             if name in self._raw:
                 value = self._outside_layers(name, value, samples)
             for owner, attribute in self._owners[name]:
@@ -234,14 +248,43 @@ class StackedModel:
         return ClientTensor.of(value, self.frame)
 
 
-def move_constants(module: nn.Module, device: torch.device) -> None:
+def low_types(module: nn.Module) -> dict[str, torch.dtype]:
+    """Trained parameters that are bf16 or float16, as are frozen ones beside them; in the vector they are float32."""
+    frozen = {p.dtype for p in module.parameters() if not p.requires_grad}
+    low = {name: p.dtype for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW}
+    return {name: kind for name, kind in low.items() if kind in frozen}
+
+
+Move = Callable[[Tensor], Tensor]
+
+
+def moves(device: torch.device) -> Move:
+    """What brings tensors to a device, each once: those that share their memory here do so there."""
+    there: dict[tuple[Any, ...], Tensor] = {}
+
+    def to(value: Tensor) -> Tensor:
+        value = value.detach()
+        place = value.data_ptr(), value.dtype, value.shape, value.stride()
+        return there.setdefault(place, value.to(device))
+
+    return to
+
+
+def move_constants(module: nn.Module, to: Move) -> None:
     """Have buffers and frozen parameters on a device; those of the module that they were copied from stay."""
     for layer in module.modules():
         for name, buffer in layer._buffers.items():
-            layer._buffers[name] = None if buffer is None else buffer.to(device)
+            layer._buffers[name] = None if buffer is None else to(buffer)
         for name, parameter in layer._parameters.items():
             if parameter is not None and not parameter.requires_grad:
-                layer._parameters[name] = nn.Parameter(parameter.detach().to(device), requires_grad=False)
+                layer._parameters[name] = nn.Parameter(to(parameter), requires_grad=False)
+
+
+def _holds_frozen_layers(layer: nn.Module) -> bool:
+    """Whether it is an adapter around layers that are not trained, or a list that a module has parameters in."""
+    return isinstance(layer, nn.ParameterDict | nn.ParameterList) or any(
+        True for child in layer.children() for _ in child.parameters()
+    )
 
 
 def _kind(layer: nn.Module) -> type[ByClient] | None:
@@ -266,8 +309,9 @@ def _normalizes_batches(layer: nn.Module) -> bool:
 
 
 def _weights(layer: nn.Module, frame: Frame) -> dict[str, Tensor]:
-    """What a layer has for each client: its parameters, and statistics where they are given."""
-    own: dict[str, Any] = dict(layer.named_parameters())
+    """What a layer has for each client: its trained parameters, and statistics where they are given."""
+    # What is still a Parameter is frozen, and the same for all.
+    own: dict[str, Any] = {n: p for n, p in layer.named_parameters() if not isinstance(p, nn.Parameter)}
     for path, below in layer.named_modules():
         if frame.fixed and keeps_statistics(below):
             own |= {f"{path}.{name}".lstrip("."): below._buffers[name] for name in ("running_mean", "running_var")}

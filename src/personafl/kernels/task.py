@@ -25,7 +25,7 @@ from personafl.kernels.losses import WithLoss, added_to_loss, couples_samples, m
 from personafl.kernels.mlp import Chain
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
-from personafl.kernels.stacked_model import Plan, StackedModel, move_constants
+from personafl.kernels.stacked_model import LOW, Plan, StackedModel, low_types, move_constants, moves
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.together import Together
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
@@ -108,6 +108,7 @@ class Task:
         self.names = list(trainable)
         self.kinds = tuple(_kind(module.get_submodule(name.rpartition(".")[0])) for name in self.names)
         self.shapes = [p.shape for p in trainable.values()]
+        self._low = low_types(module)
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)
         self.theta0: Tensor = torch.cat([p.flatten().float() for p in trainable.values()])
@@ -124,6 +125,8 @@ class Task:
             **{n: b.detach() for n, b in self._inference.named_buffers() if n not in tracked},
         }
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
+        types = [torch.float32, *(p.dtype for p in module.parameters() if not p.requires_grad)]
+        self.rounding: float = max(torch.finfo(kind).eps for kind in types if kind.is_floating_point)
         self.couples_samples = couples_samples(self.objective) or goes_by_batch(module)
         self._activations: int | None = None
         self.stacks_natively = stacking.supports(self._training) and not tied
@@ -244,7 +247,10 @@ class Task:
         return torch.cat([state[n].detach().flatten().float() for n in names])
 
     def module(self, theta: Tensor) -> nn.Module:
-        """An ordinary module of the user's class with these parameters and statistics, in evaluation mode."""
+        """An ordinary module of the user's class with these parameters and statistics, in evaluation mode.
+
+        Frozen parameters are not copied: they lie in the memory of those of the user's module.
+        """
         return self.module_of(self.state_dict(theta.cpu()))
 
     def module_of(self, state: Mapping[str, Tensor]) -> nn.Module:
@@ -255,7 +261,8 @@ class Task:
                 f"the weights have no {missing[0]!r}: statistics of batch normalization belong to a client's data, and "
                 "this model was kept without any"
             )
-        net = copy.deepcopy(self.template).cpu()
+        shared = {id(p): _shared(p) for p in self.template.parameters() if not p.requires_grad}
+        net = copy.deepcopy(self.template, shared).cpu()
         net.load_state_dict(state, strict=False)
         return net.eval()
 
@@ -410,7 +417,7 @@ class Task:
             torch's, or it changes its buffers in place.
         """
         self._bring_constants(x)
-        before = {n: b.clone() for n, b in self._constants.items()}
+        before = {n: _mark(b) for n, b in self._constants.items()}
         others = other_generators()
         batch = Batch(x, y, torch.ones(len(y), device=y.device), torch.zeros((), dtype=torch.int64, device=y.device))
         try:
@@ -428,7 +435,7 @@ class Task:
                 f"{described(y)}: {reason}"
             ) from error
         for name, old in before.items():
-            if not torch.equal(self._constants[name], old):
+            if not torch.equal(_mark(self._constants[name]), old):
                 layer = name.rpartition(".")[0]
                 raise ModelError(
                     f"buffer {name!r} is changed in place by the forward pass, so clients would share it: "
@@ -523,11 +530,12 @@ class Task:
         if device == self._device:
             return
         self._device = device
-        self._constants = {name: value.to(device) for name, value in self._constants.items()}
+        to = moves(device)
+        self._constants = {name: to(value) for name, value in self._constants.items()}
         for module in (self._training, self._inference):
-            move_constants(module, device)
+            move_constants(module, to)
         for model in self._together.models.values() if self._together is not None else ():
-            model.move(device)
+            model.move(to)
 
     def _shaped(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of K clients in the module's own shapes: those without axes have one in the vector's views."""
@@ -543,11 +551,12 @@ class Task:
         self.frame.enter(key, weight, fixed=len(params) > len(self.names), recorder=recorder)
         shaped = dict(params)
         shaped |= {n: params[n].reshape(s) for n, s in zip(self.names, self.shapes, strict=True)}
+        shaped |= {n: shaped[n].to(kind) for n, kind in self._low.items()}
         inputs: tuple[Any, ...] = ((), x) if isinstance(x, dict) else ((x,),)
         self._bring_constants(x)
         with keyed_draws(self.frame, module is self._training), self.frame.autocast(self._device):
             outputs = logits(functional_call(module, (shaped, self._constants), *inputs))
-        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+        return outputs.float() if outputs.dtype in LOW else outputs
 
     def _mean_loss(
         self, params: dict[str, Tensor], batch: Batch, objective: Objective, extra: Mapping[str, Tensor]
@@ -576,6 +585,22 @@ def _copied(module: nn.Module) -> nn.Module:
     except RuntimeError as error:  # such as the old nn.utils.weight_norm
         reason = str(error).splitlines()[0]
         raise ModelError(f"{type(module).__name__} cannot be copied: {reason}") from error
+
+
+def _shared(parameter: nn.Parameter) -> nn.Parameter:
+    """The same memory, but for that of an accelerator, under a `requires_grad` of its own."""
+    return nn.Parameter(parameter.detach().cpu(), requires_grad=False)
+
+
+MARKED = 2**20
+"""Bytes up to which a constant is kept whole to see whether it changes."""
+
+
+def _mark(constant: Tensor) -> Tensor:
+    """What is not the same after a change in place: a copy, or for a large one how often it was written to."""
+    if constant.nbytes <= MARKED or constant.is_inference():
+        return constant.clone()
+    return torch.tensor(constant._version)
 
 
 def _sums(metric: Objective, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:

@@ -34,6 +34,9 @@ TOLERANCE = 1e-3
 GRADIENT_TOLERANCE = 1e-2
 """Of a gradient's length."""
 
+COARSE = 10
+"""Times the rounding of the model's own numbers, where these are bf16 or float16, either tolerance at least."""
+
 Params = Mapping[str, Tensor]
 Gradients = tuple[Tensor | None, ...]
 Run = Callable[[bool, Params, Inputs, Tensor | None, Tensor], Tensor]
@@ -44,6 +47,7 @@ class OneClient(Protocol):
     """A model with its parameters apart, as `Task` has it."""
 
     frame: Frame
+    rounding: float
 
     def forward(self, training: bool, params: Params, x: Inputs, key: Tensor | None, weight: Tensor | None) -> Tensor:
         """Outputs of one client."""
@@ -81,9 +85,12 @@ def find(model: OneClient, theta0: Tensor, statistics: Tensor, x: Inputs) -> Tog
     reasons: dict[str, str] = {}
     for plan in PLANS:
         model.frame.axes.clear()  # what was found while another plan failed
+        model.frame.maps = False
         models = model.stacked_models(plan)
         reason = _wrong(model, _watched(models), vectors, x)
         if reason is None:
+            for each in models.values():
+                each.settle()
             return Together("stacked", {}, models, plan)
         reasons.setdefault("stacked", reason)
         if not models[True].outside_layers:
@@ -168,7 +175,7 @@ class _Probe:
             together = run(training, leaves, self.x, self.key if training else None, self.weight)
             found = torch.cat([together[k][: len(own)] for k, own in enumerate(alone)])
             expected = torch.cat(alone)
-            if found.shape != expected.shape or not _close(found, expected):
+            if found.shape != expected.shape or not _close(found, expected, max(TOLERANCE, COARSE * model.rounding)):
                 what = "training" if training else "evaluation"
                 return f"clients' outputs in {what} are not those of each alone: the forward pass mixes rows"
             if not training or not expected.requires_grad:
@@ -178,7 +185,8 @@ class _Probe:
                 torch.autograd.grad((out * direction).sum(), list(leaves.values()), allow_unused=True)
                 for out in (found, expected)
             ]
-        wrong = _first_wrong(list(leaves), *slopes)
+        tolerance = max(GRADIENT_TOLERANCE, COARSE * model.rounding)
+        wrong = _first_wrong(list(leaves), tolerance, *slopes)
         return None if wrong is None else f"clients' gradients of {wrong!r} are not those of each alone"
 
     def _alone(self, model: OneClient, training: bool, params: Params, k: int) -> Tensor:
@@ -213,17 +221,17 @@ def _keys(count: int) -> Tensor:
     return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(3))
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether no number is off by more than the tolerance, of the largest."""
     found, expected = found.detach(), expected.detach()
     if not torch.isfinite(expected).all():
         return bool((torch.isfinite(found) == torch.isfinite(expected)).all())
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     error = float((found - expected).abs().max()) if expected.numel() else 0.0
-    return error <= TOLERANCE * max(largest, 1e-6)
+    return error <= tolerance * max(largest, 1e-6)
 
 
-def _first_wrong(names: list[str], found: Gradients, expected: Gradients) -> str | None:
+def _first_wrong(names: list[str], tolerance: float, found: Gradients, expected: Gradients) -> str | None:
     """The first parameter whose gradient differs.
 
     By lengths: where rounding decides which of two nearly equal values a pooling or a ReLU lets through, single numbers
@@ -236,6 +244,6 @@ def _first_wrong(names: list[str], found: Gradients, expected: Gradients) -> str
             continue
         error = float((parts[0] - (parts[1] if len(parts) > 1 else 0)).norm())
         own = 0.0 if e is None else float(e.norm())
-        if math.isfinite(whole) and not error <= GRADIENT_TOLERANCE * max(own, 0.01 * whole, 1e-9):
+        if math.isfinite(whole) and not error <= tolerance * max(own, 0.01 * whole, 1e-9):
             return name
     return None

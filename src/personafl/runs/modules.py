@@ -20,6 +20,7 @@ from torch import nn
 
 from personafl.errors import ModelError, RunError
 from personafl.inputs import read_shape
+from personafl.kernels.modes import frozen_hashes
 from personafl.models import initialize
 from personafl.plugins import why
 from personafl.registry import checked, class_path, is_class_path, not_frozen
@@ -85,6 +86,19 @@ def check_fits(module: nn.Module, folder: RunFolder, manifest: Mapping[str, Any]
             raise ModelError(f"{kind} has no {lacking[0]!r}, which the models of {folder.path} have: {_first(kept)}")
     elif count != expected:
         raise ModelError(f"{kind} has {count:,} parameters to train, the model of {folder.path} {expected:,}")
+    _check_frozen(module, folder)
+
+
+def _check_frozen(module: nn.Module, folder: RunFolder) -> None:
+    """Refuse another backbone than what was trained is an adapter to."""
+    known = folder.frozen()
+    found = frozen_hashes(module) if known else {}
+    if wrong := [name for name, value in known.items() if found.get(name) != value]:
+        how = "differs" if wrong[0] in found else "is not among its frozen parameters"
+        raise ModelError(
+            f"{type(module).__name__} has another backbone than the models of {folder.path} were trained on: "
+            f"{wrong[0]!r} {how} ({len(wrong)} of {len(known)} do); give the one that they were trained on"
+        )
 
 
 def _kept(folder: RunFolder) -> dict[str, tuple[int, ...]] | None:

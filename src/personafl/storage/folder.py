@@ -9,7 +9,7 @@ predictions.parquet one row per test sample, at the end: its class and what the 
 checkpoint/         what it takes to go on
 models/             global.safetensors and personal.safetensors; others.json and others.safetensors, the clients that
                     personal.safetensors leaves out and the model they share; tables.safetensors, what the data has
-                    for the model
+                    for the model; frozen.json, hashes of the parameters that were not trained, which it does not hold
 """
 
 from __future__ import annotations
@@ -143,7 +143,10 @@ class RunFolder:
                 f"{self.path} holds a run of another task: its {key.removeprefix('resolved.')} is {old.get(key)!r}, "
                 f"now it is {new.get(key)!r}; resume with the same task, or name another folder with --out"
             )
-        for key, what in (("fingerprint", "data"), ("parameters", "model"), ("loss", "loss")):
+        same = [("fingerprint", "data"), ("parameters", "model"), ("loss", "loss")]
+        if "resolved.frozen_sha256" in old:  # earlier versions do not have it
+            same.append(("frozen_sha256", "model's frozen part"))
+        for key, what in same:
             if old.get(f"resolved.{key}") != new.get(f"resolved.{key}"):
                 raise RunError(f"the {what} is not the same as when {self.path} was started: cannot resume with it")
 
@@ -207,6 +210,23 @@ class RunFolder:
         """Keep what the model needs besides its parameters, such as word vectors, with the run."""
         if constants:
             self.write_models("tables", constants, {})
+
+    def write_frozen(self, hashes: Mapping[str, str]) -> None:
+        """Keep the hash of each parameter that is not trained: the numbers are the user's, and not written."""
+        if hashes:
+            make_folder(self.models)
+            write_text(self.models / "frozen.json", json.dumps(dict(hashes), indent=1) + "\n")
+
+    def frozen(self) -> dict[str, str]:
+        """These hashes; nothing where all was trained, and in a run of an earlier version."""
+        path = self.models / "frozen.json"
+        if not path.exists():
+            return {}
+        self.check_intact("models/frozen.json")
+        try:
+            return {str(name): str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
 
     # --- the end of a run ------------------------------------------------------------------------------------
 

@@ -34,11 +34,14 @@ class Origin:
         What was found out: the engine, the number of clients, the data's fingerprint.
     constants
         What the model needs besides its parameters.
+    frozen
+        The SHA-256 of each of its parameters that is not trained.
     """
 
     tables: dict[str, Any] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
     constants: State = field(default_factory=dict)
+    frozen: dict[str, str] = field(default_factory=dict)
 
 
 def run_rounds(
@@ -60,6 +63,7 @@ def run_rounds(
     else:
         folder.create(manifest)
     folder.write_constants(origin.constants)
+    folder.write_frozen(origin.frozen)
     runner.run()
 
 

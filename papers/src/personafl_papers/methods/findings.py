@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from personafl_papers.methods.grids import grid_of
 from personafl_papers.methods.outcomes import ALONE, Outcome, Outcomes, ranked_methods, scores
 from personafl_papers.methods.ranks import Ranking, against, ranked
 from personafl_papers.methods.sizes import Size
@@ -72,6 +73,16 @@ class Findings:
     def of(self, method: str) -> list[Outcome]:
         """What a method reached, federation after federation."""
         return [of[method] for of in self.outcomes.values()]
+
+    def at_largest_rate(self) -> tuple[int, int]:
+        """How many searches took the largest local rate that they tried, and how many there were."""
+        took = [
+            outcome.settings["local.lr"] == max(grid_of(method)["local.lr"])
+            for of in self.outcomes.values()
+            for method, outcome in of.items()
+            if "local.lr" in outcome.settings
+        ]
+        return sum(took), len(took)
 
     def worse_off(self, method: str) -> float:
         """The share of clients that do worse than alone, mean over federations."""

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +32,8 @@ from personafl.config import read_tables
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
 from personafl.inputs import shape_of, written_shape
+from personafl.pretrained.loading import BackboneSettings
+from personafl.registry import checked
 from personafl.runs.watch import WatchedRun
 
 START, JOIN, RETURN = 120.0, 120.0, 180.0
@@ -91,14 +93,18 @@ class Deployment:
         )
         with tempfile.TemporaryDirectory() as dealt:
             self.federation, length = deal(chosen, data, lambda name: Path(dealt) / f"{name}.npz")
-            tables = _fitted(_merged(read_tables(folder / "federation.toml"), settings or {}), self.federation)
+            tables = _merged(read_tables(folder / "federation.toml"), settings or {})
+            backbone = _backbone(tables)
+            if backbone is not None:
+                self.federation = self.federation.through(backbone.load(), progress=False)
+            tables = _fitted(tables, self.federation)
             kept = {name: material.site_keys[name] for name in chosen}
             write_federation(self.layout, replace(material, site_keys=kept), tomli_w.dumps(tables))
             for name in chosen:
                 write_private(self.layout.site(name) / "data.npz", (Path(dealt) / f"{name}.npz").read_bytes())
-                if length is not None:
-                    with open(self.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
-                        file.write(f"\nlength = {length}\n")
+                with open(self.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
+                    file.write("" if length is None else f"\nlength = {length}\n")
+                    file.write("" if backbone is None else "\n" + tomli_w.dumps({"backbone": _at_site(backbone)}))
         self.logs = self.layout.folder / "logs"
         self.logs.mkdir(0o700)
         self.processes: dict[str, Process] = {}
@@ -276,6 +282,19 @@ def _fitted(tables: dict[str, Any], federation: Federation) -> dict[str, Any]:
     outputs = federation.y.shape[1] if federation.y.ndim > 1 else 1
     own |= {"outputs": outputs} if federation.classes is None else {"classes": federation.classes}
     return {**tables, "federation": own}
+
+
+def _backbone(tables: Mapping[str, Any]) -> BackboneSettings | None:
+    """The backbone of a rehearsal, whose weights all sites have in the same place."""
+    found: BackboneSettings | None = checked(BackboneSettings | None, "backbone", tables.get("backbone"))
+    if found is not None and found.path is None:
+        raise ConfigError("a rehearsal needs backbone.path in federation.toml: its sites have their weights from there")
+    return found
+
+
+def _at_site(backbone: BackboneSettings) -> dict[str, Any]:
+    table = asdict(replace(backbone, path=str(Path(str(backbone.path)).expanduser().resolve())))
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _merged(tables: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
