@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from personafl.algorithms import IFCA, FedAMP
+from personafl.algorithms import IFCA, Algorithm, FedAMP
 from personafl.federation import Federation
 from personafl.pretrained import Backbone, tokenized
 from personafl.settings import EngineSettings, Local, Schedule
@@ -42,8 +42,8 @@ THINGS = {
     "a film with a masked killer, a ghost film, a werewolf film, a film about a cursed doll, a monster film, "
     "a film about demons, a film full of blood and screams",
     "romances": "a love story, a romantic comedy, a wedding film, a film about a first kiss, a novel of two lovers, "
-    "a tender love song, a film about young love, a book of love letters, a romance in Paris, a honeymoon film, "
-    "a story of a couple in love, a ballad about longing",
+    "a tender love song, a film about young love, a book of love letters, a romance in Paris, "
+    "a film about a honeymoon, a story of a couple in love, a ballad about longing",
     "sports": "running shoes, a football match, a tennis racket, a gym membership, a marathon, swimming goggles, "
     "a basketball, a cycling tour, a pair of dumbbells, a climbing course, a rowing machine, a ski weekend",
     "gardens": "a rose bush, tomato seedlings, a watering can, a packet of flower seeds, pruning shears, a lawn mower, "
@@ -106,7 +106,7 @@ def demo_plan(backbone: Backbone, rounds: int, seed: int, seeds: int) -> Plan:
         Schedule(rounds=rounds, eval_every=max(1, rounds // 10)), Local(lr=0.3, steps=10, batch_size=8),
         EngineSettings(name="stacked", threads=1), None, None,
     )  # fmt: skip
-    methods = {"ifca": IFCA(clusters=len(LIKES)), "fedamp": FedAMP(), "fedavg": "fedavg", "separate": "separate"}
+    methods: list[Algorithm | str] = [IFCA(clusters=len(LIKES)), FedAMP(), "fedavg", "separate"]
     return module_plan(subject, methods, tuple(range(seed, seed + seeds)), {}, 1, False)
 
 
