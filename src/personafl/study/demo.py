@@ -39,7 +39,7 @@ def ranked(found: StudyRuns) -> list[str]:
     PersFL chooses one of fifteen students on the rest of it, and would be ahead there for that reason alone. Test data
     only tells how good the first one is.
     """
-    scores = {m: _mean(found, m, "personal_held_accuracy") for m in METHODS if m != "separate"}
+    scores = {m: mean_score(found, m, "personal_held_accuracy") for m in METHODS if m != "separate"}
     return sorted(scores, key=lambda m: -scores[m])
 
 
@@ -54,8 +54,8 @@ def sentence(found: StudyRuns) -> str:
     alone, together = _everybody(found.methods["separate"]), _everybody(found.methods[best])
     known = ~np.isnan(alone) & ~np.isnan(together)
     better, worse = int((together > alone)[known].sum()), int((together < alone)[known].sum())
-    own, helped = _mean(found, "separate", "personal_accuracy"), _mean(found, best, "personal_accuracy")
-    one = _mean(found, "fedavg", "global_accuracy")
+    own, helped = mean_score(found, "separate", "personal_accuracy"), mean_score(found, best, "personal_accuracy")
+    one = mean_score(found, "fedavg", "global_accuracy")
     seeds = len(found.methods[best])
     times = "" if seeds == 1 else f" in {seeds} federations of 40"
     return (
@@ -67,7 +67,7 @@ def sentence(found: StudyRuns) -> str:
 
 def _why(found: StudyRuns, best: str, second: str) -> str:
     """Why this method is the one that is named."""
-    first, other = (_mean(found, m, "personal_held_accuracy") for m in (best, second))
+    first, other = (mean_score(found, m, "personal_held_accuracy") for m in (best, second))
     p = metrics.wilcoxon(_held_back(found.methods[best]), _held_back(found.methods[second])).p
     return (
         f"{best} is named because it is ahead on the validation digits that were held back from every method "
@@ -89,5 +89,6 @@ def _everybody(runs: dict[int, Run]) -> Any:
     return np.concatenate([a for a in accuracies if a is not None])
 
 
-def _mean(found: StudyRuns, method: str, key: str) -> float:
+def mean_score(found: StudyRuns, method: str, key: str) -> float:
+    """The mean over seeds of what the runs of a method ended with."""
     return float(np.mean([run.score[key] for run in found.methods[method].values()]))

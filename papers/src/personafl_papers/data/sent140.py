@@ -2,8 +2,9 @@
 
 import csv
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,8 @@ from personafl.data.base import Samples, Structure
 from personafl.data.fetch import Remote, fetch
 from personafl.data.readers import data_dirs
 from personafl.errors import ConfigError, DataError
+from personafl.pretrained.huggingface import read_tokenizer
+from personafl.pretrained.texts import token_lists
 from personafl.storage.cache import prepared
 from personafl_papers.data.text import Vocabulary, lines, opened, tokenize
 from personafl_papers.data.vectors import Vectors, find_vectors
@@ -33,6 +36,9 @@ SMALL_COLUMNS = ("target", "user", "date", "text")
 
 MOST_TWEETS = 10_000_000
 LONGEST_NAME = 64
+
+Arrays = dict[str, NDArray[Any]]
+_INPUTS = ("input_ids", "attention_mask")
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,9 @@ class Sent140:
         So many words of a tweet are used; shorter ones are padded at the end.
     vectors
         The file of the word vectors, such as "glove.6B.100d.txt"; "auto" takes the longest of GloVe's that are there.
+    tokenizer
+        The folder of a tokenizer of transformers. x is then what a pretrained model reads, `input_ids` and
+        `attention_mask` of the first so many tokens, and there are no word vectors. The tweets are the same.
     """
 
     name: ClassVar[str] = "sent140"
@@ -64,6 +73,7 @@ class Sent140:
 
     tokens: int = 25
     vectors: str = "auto"
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.tokens <= 280:
@@ -71,22 +81,33 @@ class Sent140:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        file, member = _file()
-        vectors = find_vectors(self.vectors, self.name)
-        arrays = prepared(
-            self.name,
-            [file, vectors.file],
-            {"version": 1, "tokens": self.tokens, "vectors": vectors.member},
-            lambda: _prepare(file, member, vectors, self.tokens),
-        )
+        arrays = self._arrays() if self.tokenizer is None else self._tokens(Path(self.tokenizer).expanduser())
         return Samples(
-            x=arrays["x"],
+            x=arrays["x"] if "x" in arrays else {what: arrays[what] for what in _INPUTS},
             y=arrays["y"].astype(np.int64),
             classes=2,
             clients=arrays["users"][arrays["owner"]],
-            constants={what: arrays[what] for what in ("embedding", "vocabulary")},
+            constants={what: arrays[what] for what in ("embedding", "vocabulary") if what in arrays},
             notes=_notes(*arrays["left_out"].tolist()),
         )
+
+    def _arrays(self) -> Arrays:
+        """With the words' numbers and vectors."""
+        file, member = _file()
+        vectors = find_vectors(self.vectors, self.name)
+        settings = {"version": 1, "tokens": self.tokens, "vectors": vectors.member}
+        make = partial(_prepare, file, member, vectors, self.tokens)
+        return prepared(self.name, [file, vectors.file], settings, make)
+
+    def _tokens(self, folder: Path) -> Arrays:
+        """With the tokens of a pretrained model."""
+        file, member = _file()
+        tokenizer = read_tokenizer(folder)
+        if tokenizer is None:
+            raise ConfigError(f"data sent140: tokenizer = {self.tokenizer!r}: there is no tokenizer in this folder")
+        files = [file, *sorted(path for path in folder.iterdir() if path.suffix in (".json", ".txt", ".model"))]
+        make = partial(_prepare_tokens, file, member, tokenizer, self.tokens)
+        return prepared(f"{self.name}-tokens", files, {"version": 1, "tokens": self.tokens}, make)
 
 
 def _file() -> tuple[Path, str | None]:
@@ -99,27 +120,16 @@ def _file() -> tuple[Path, str | None]:
     return fetch(Sent140.name, [ARCHIVE], wanted)[0], TWEETS
 
 
-def _prepare(file: Path, member: str | None, vectors: Vectors, tokens: int) -> dict[str, NDArray[Any]]:
+def _prepare(file: Path, member: str | None, vectors: Vectors, tokens: int) -> Arrays:
     """Everything that follows from the files, as arrays."""
     numbers: dict[str, int] = {}
-    users: dict[str, int] = {}
-    ids, labels, owner, keys = array("i"), bytearray(), array("i"), bytearray()
-    neutral = 0
-    for tweet in _tweets(file, member):
-        if tweet.target == "2":
-            neutral += 1
-            continue
-        found = tokenize(tweet.text)[:tokens]
+    ids = array("i")
+
+    def take(text: str) -> None:
+        found = tokenize(text)[:tokens]
         ids.extend([numbers.setdefault(word, len(numbers) + 1) for word in found] + [0] * (tokens - len(found)))
-        labels.append(tweet.target == "4")
-        owner.append(users.setdefault(tweet.user, len(users)))
-        keys += blake2b(f"{tweet.user}\0{tweet.date}\0{tweet.text}".encode(), digest_size=8).digest()
-        if len(labels) > MOST_TWEETS:
-            raise DataError(f"{file} holds more than {MOST_TWEETS} tweets; Sentiment140 has 1.6 million")
-    if not labels:
-        raise DataError(f"{file} holds no positive or negative tweet")
-    y = np.frombuffer(labels, np.uint8)
-    kept, both, repeated = _distinct(np.frombuffer(keys, np.uint64), y)
+
+    kept, arrays = _read(file, member, take)
     x = np.frombuffer(ids, np.int32).reshape(-1, tokens)[kept]
     uses = np.bincount(x.ravel(), minlength=len(numbers) + 1)[1:]
     order = np.argsort(-uses, kind="stable")
@@ -130,11 +140,48 @@ def _prepare(file: Path, member: str | None, vectors: Vectors, tokens: int) -> d
     renumbered[order[positions] + 1] = np.arange(1, len(positions) + 1)
     return {
         "x": renumbered[x],
+        **arrays,
+        "embedding": np.concatenate([np.zeros((1, table.shape[1]), np.float32), table]),
+        "vocabulary": Vocabulary(tuple(words[position] for position in positions)).as_array(),
+    }
+
+
+def _prepare_tokens(file: Path, member: str | None, tokenizer: Any, tokens: int) -> Arrays:
+    """The same tweets in the same order, as the tokens of a pretrained model."""
+    texts: list[str] = []
+    kept, arrays = _read(file, member, texts.append)
+    made = token_lists([text for text, stays in zip(texts, kept, strict=True) if stays], tokenizer, tokens)
+    longest = max(map(len, made["input_ids"]))
+    ids = np.full((len(made["input_ids"]), longest), tokenizer.pad_token_id or 0, np.int32)
+    mask = np.zeros(ids.shape, np.uint8)
+    for row, (found, real) in enumerate(zip(made["input_ids"], made["attention_mask"], strict=True)):
+        ids[row, : len(found)], mask[row, : len(real)] = found, real
+    return {"input_ids": ids, "attention_mask": mask, **arrays}
+
+
+def _read(file: Path, member: str | None, take: Callable[[str], None]) -> tuple[NDArray[np.bool_], Arrays]:
+    """Which of the tweets that were handed over to `take` stay, and what is known of those besides their text."""
+    users: dict[str, int] = {}
+    labels, owner, keys = bytearray(), array("i"), bytearray()
+    neutral = 0
+    for tweet in _tweets(file, member):
+        if tweet.target == "2":
+            neutral += 1
+            continue
+        take(tweet.text)
+        labels.append(tweet.target == "4")
+        owner.append(users.setdefault(tweet.user, len(users)))
+        keys += blake2b(f"{tweet.user}\0{tweet.date}\0{tweet.text}".encode(), digest_size=8).digest()
+        if len(labels) > MOST_TWEETS:
+            raise DataError(f"{file} holds more than {MOST_TWEETS} tweets; Sentiment140 has 1.6 million")
+    if not labels:
+        raise DataError(f"{file} holds no positive or negative tweet")
+    y = np.frombuffer(labels, np.uint8)
+    kept, both, repeated = _distinct(np.frombuffer(keys, np.uint64), y)
+    return kept, {
         "y": y[kept],
         "owner": np.frombuffer(owner, np.int32)[kept],
         "users": np.array([f"user-{user}" if user.isdigit() else user for user in users]),
-        "embedding": np.concatenate([np.zeros((1, table.shape[1]), np.float32), table]),
-        "vocabulary": Vocabulary(tuple(words[position] for position in positions)).as_array(),
         "left_out": np.array([neutral, both, repeated]),
     }
 

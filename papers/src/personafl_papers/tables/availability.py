@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from personafl.data import images, readers
@@ -19,6 +20,21 @@ def _letters() -> None:
         raise DataError("letters are not here")
 
 
+MINILM = "all-MiniLM-L6-v2"
+"""The folder in a data directory that has the model as Hugging Face has it: config, safetensors, tokenizer."""
+
+
+def minilm_folder() -> Path | None:
+    """Where MiniLM's weights and tokenizer are."""
+    folders = (folder / MINILM for folder in readers.data_dirs())
+    return next((f for f in folders if (f / "model.safetensors").is_file() and (f / "config.json").is_file()), None)
+
+
+def _minilm() -> None:
+    if minilm_folder() is None:
+        raise DataError("MiniLM is not here")
+
+
 FINDERS: dict[str, Callable[[], Any]] = {
     "mnist": images.MNIST_FILES.files,
     "fmnist": images.FMNIST_FILES.files,
@@ -27,6 +43,7 @@ FINDERS: dict[str, Callable[[], Any]] = {
     "cifar10": cifar.CIFAR10_FILES._find,
     "cifar100": cifar.CIFAR100_FILES._find,
     "sent140": lambda: (sent140._file(), vectors.find_vectors("auto", "sent140")),
+    "minilm": _minilm,
     "wakeword": lambda: speech.find_corpus("wakeword"),
 }
 """By the name of the source; each raises a DataError where its files are not here."""
