@@ -37,7 +37,8 @@ def demo(
 
     Compares six methods and writes a report, in under a minute.
 
-    With pretrained: forty people who answer differently to the same sentences, so that no single model can be right.
+    With pretrained: forty people who answer differently to the same sentences,
+    so that no single model can be right.
 
     Examples:
 
