@@ -408,7 +408,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "cfl", "cfl",
-        ("split: those that are alike are parted", "squareform(1 - cosines", "squareform(1 + cosines"),
+        ("split: those that are alike are parted", "(1 - cosines).clamp", "(1 + cosines).clamp"),
         ("split: before the mean is stationary", "mean.norm() >= eps1 or ", ""),
         ("split: where nobody wants to go on", " or lengths.max() <= eps2", ""),
         ("split: whatever the angles", "> self.gamma else None", "> 0 * self.gamma else None"),
