@@ -11,8 +11,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "methods-study.md"
 RESULTS = ROOT / "papers" / "results" / "methods-small" / "results.csv"
 
-pytestmark = pytest.mark.skipif(not (PAGE.exists() and RESULTS.exists()), reason="the study was not run here")
-
 
 def kept():
     """Accuracies by method and federation: −∞ where a method failed; and who refused a federation."""
