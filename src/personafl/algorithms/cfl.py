@@ -33,6 +33,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, Welcomes
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -43,7 +44,7 @@ class CFL(Welcomes, ReportsServer, Algorithm):
 
     eps1: float | None = None
     eps2: float | None = None
-    stationary: float = 0.1
+    stationary: float = searched(0.1, 0.03, 0.5)
     gamma: float = 0.7
     linkage: Literal["single", "complete"] = "single"
     weights: Literal["samples", "equal"] = "samples"

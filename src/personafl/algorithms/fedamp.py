@@ -35,6 +35,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
+from personafl.algorithms.search_spaces import searched
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -47,7 +48,7 @@ COLUMNS = 1024
 class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """What both have in common: everything but the weights."""
 
-    pull: float = 0.1
+    pull: float = searched(0.1, 0.003, 1.0)
 
     newcomer_rounds: ClassVar[int] = 2
     uplink: ClassVar[Uplink] = {
@@ -121,7 +122,7 @@ class FedAMP(_MessagePassing):
     sigma: float | None = None
     alpha: float | None = None
     lam: float | None = None
-    sigma_scale: float = 0.25
+    sigma_scale: float = searched(0.25, 0.03, 3.0)
     alpha_fraction: float = 0.95
     alpha_decay: float = 1.0
     alpha_decay_every: int = 30
@@ -179,7 +180,7 @@ class HeurFedAMP(_MessagePassing):
 
     self_weight: float = 0.3
     sigma: float | None = None
-    contrast: float = 2.0
+    contrast: float = searched(2.0, 0.3, 10.0)
 
     about = replace(FedAMP.about, name="heurfedamp")
 

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, JobInfo
 from personafl.algorithms.fedopt import FedAvgM
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -38,7 +39,7 @@ class FedPA(FedAvgM):
     """Updates that know how sure a client is in each direction."""
 
     samples: int = 5
-    rho: float = 0.1
+    rho: float = searched(0.1, 0.003, 1.0)
     burn_in_rounds: int = 10
 
     about = replace(FedAvgM.about, name="fedpa", paper="Al-Shedivat et al. 2021")

@@ -38,6 +38,7 @@ from personafl.algorithms.extras import Welcomes
 from personafl.algorithms.fedproto import UNPROTECTED, with_prototypes
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.prototypes import Alignment, ByClass, classes_and_width
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -49,7 +50,7 @@ class FedPAC(Welcomes, FedRep):
     """FedRep with features drawn to class centroids and heads that the server combines for each client."""
 
     weights: Literal["samples", "equal"] = "samples"
-    lam: float = 1.0
+    lam: float = searched(1.0, 0.03, 10.0)
     combine: bool = True
 
     # The numbers of classes and features: set by `prepare`.

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Context, Gradient
 from personafl.algorithms.heads import SharedBody
+from personafl.algorithms.search_spaces import searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -33,7 +34,7 @@ class FedRep(SharedBody):
     """A shared representation, trained under personal heads that are fitted to it first."""
 
     weights: Literal["samples", "equal"] = "equal"
-    head_steps: int = 10
+    head_steps: int = searched_among(10, (2, 5, 10, 20))
     body_steps: int | None = None
 
     about = About(

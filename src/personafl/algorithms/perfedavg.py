@@ -25,6 +25,7 @@ from torch import Tensor
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Program, Uplink
 from personafl.algorithms.extras import SeveralBatches
 from personafl.algorithms.fedavg import FineTune
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import Local, check
 from personafl.states import State
 
@@ -44,7 +45,7 @@ class PerFedAvg(SeveralBatches, Algorithm):
     """A global model to start from, one gradient step away from everybody's own."""
 
     variant: Literal["first-order", "hessian-free"] = "first-order"
-    alpha: float = 0.01
+    alpha: float = searched(0.01, 0.003, 0.3)
     delta: float = 0.001
     adapt_steps: int = 1
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink, Uploads
 from personafl.algorithms.optimizers import move
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -34,7 +35,7 @@ class PFedMe(Algorithm):
     """A proximal point of the global model for each client."""
 
     lam: float = 15.0
-    personal_lr: float = 0.05
+    personal_lr: float = searched(0.05, 0.01, 0.1)
     inner_steps: int = 5
     beta: float = 1.0
 

@@ -48,6 +48,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import SendsForEvaluation
+from personafl.algorithms.search_spaces import searched_among
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -63,11 +64,11 @@ STEPS_OF_SGD = (
 class SelfFL(SendsForEvaluation, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
-    l_max: int = 40
+    l_max: int = searched_among(40, (10, 20, 40, 80))
     posterior: Literal["paper", "exact"] = "paper"
     variance: Literal["sum", "mean"] = "sum"
     scope: Literal["cohort", "all"] = "cohort"
-    smoothing: float | Literal["activity", "adaptive"] = 1.0
+    smoothing: float | Literal["activity", "adaptive"] = searched_among(1.0, (0.25, 0.5, 1.0))
     warm_rounds: int = 0
     window: int = 0
     use_init: bool = True

@@ -1,0 +1,217 @@
+"""A model for each client, from several: which of them, or how much of each.
+
+Every client has validation samples i, and for each of F models the logarithm of the probability ℓ_if that the model
+gave to what came. Clients have few samples, so none chooses by itself alone:
+
+    weights of all     π  maximizes  Σ_i log Σ_f π_f exp ℓ_if       over the samples of all clients
+    weights of client  w  maximizes  Σ_i log Σ_f w_f exp ℓ_if + α Σ_f π_f log w_f      over its own samples
+
+The second term is the logarithm of a Dirichlet density around π: a client's samples count against α that are like
+everybody's. With none of its own it has w = π; with α = ∞ everybody has. Both are solved by EM, whose fixed point is
+w_f = (α π_f + Σ_i r_if) / (α + n), r_if ∝ w_f exp ℓ_if. A model alone for each client (`one_each`) is chosen by
+the probability that it is this client's: prior_f · Π_i exp ℓ_if, with a prior that is learned by EM from all clients.
+
+Which of these ways is taken, and α, is decided by cross-validation on the validation samples: for each fifth of every
+client's samples the weights come from the other four. Losses that are no log-likelihoods are divided by a scale first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.states import Ints
+from personafl.streams import generator
+
+Floats = NDArray[np.float64]
+
+ALPHAS = (np.inf, 100.0, 30.0, 10.0, 3.0, 1.0)
+"""How many samples of everybody's kind a client's own are weighed against."""
+FOLDS = 5
+STEPS = 100
+LEAST = 0.02
+"""Smaller weights are left out: a model that counts for less is not worth its computation."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How clients get their weights: everybody the model `single`, one model each, or a mixture with this α."""
+
+    kind: str
+    single: int = -1
+    alpha: float = np.inf
+
+    def sentence(self, names: Sequence[str]) -> str:
+        """In words."""
+        if self.kind == "single":
+            return f"everybody gets {names[self.single]}"
+        if self.kind == "one each":
+            return "each client gets one of the finalists"
+        if np.isinf(self.alpha):
+            return "everybody gets the same mixture of the finalists' predictions"
+        return (
+            f"each client gets its own mixture of the finalists' predictions, its samples weighed against {self.alpha:g} "
+            "of everybody's kind"
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes
+    ----------
+    way
+        How clients got their weights.
+    weights
+        Of each model for each client (K, F); rows sum to 1.
+    scores
+        Each way that was considered, with its score on samples that it had not seen, more is better.
+    fallback
+        Whether the best single model was taken because the way was worse than it on all validation data.
+    """
+
+    way: Way
+    weights: Floats
+    scores: tuple[tuple[Way, float], ...]
+    fallback: bool = False
+
+
+Score = Callable[[Floats], float]
+"""How good predictions are that mix the models with weights of each sample (N, F); more is better."""
+
+
+def choose(
+    log_likelihood: Floats,
+    owner: Ints,
+    clients: int,
+    score: Score,
+    seed: int,
+    mixtures: bool = True,
+    choices: bool = True,
+) -> Choice:
+    """Weights of models for clients, from validation samples alone.
+
+    Parameters
+    ----------
+    log_likelihood
+        Of each sample under each model (N, F).
+    owner
+        The client of each sample (N,).
+    score
+        The measure that ranks, for weights of each sample.
+    mixtures, choices
+        Whether clients may get mixtures of predictions, and different models.
+
+    Examples
+    --------
+    >>> likelihood = np.log([[0.9, 0.2], [0.8, 0.3], [0.1, 0.7], [0.2, 0.9]])
+    >>> owner = np.array([0, 0, 1, 1])
+    >>> shares = mixture_weights(likelihood, owner, 3, alpha=1.0)
+    >>> shares.round(2).tolist()  # the third client has no samples, and what everybody has
+    [[0.8, 0.2], [0.2, 0.8], [0.5, 0.5]]
+    """
+    models = log_likelihood.shape[1]
+    singles = [score(_everywhere(len(owner), models, f)) for f in range(models)]
+    best = int(np.argmax(singles))
+    ways = [Way("single", best)]
+    if len(owner) and models > 1:
+        ways += [Way("one each")] if choices else []
+        ways += [Way("mixture", alpha=alpha) for alpha in ALPHAS if choices or np.isinf(alpha)] if mixtures else []
+    fold = _folds(owner, seed)
+    scores = [singles[best], *(score(_cross_fitted(way, log_likelihood, owner, clients, fold)) for way in ways[1:])]
+    way = ways[int(np.argmax(scores))]
+    weights = pruned(weights_of(way, log_likelihood, owner, clients))
+    told = tuple(zip(ways, scores, strict=True))
+    if way.kind != "single" and score(weights[owner]) < singles[best]:
+        return Choice(ways[0], weights_of(ways[0], log_likelihood, owner, clients), told, fallback=True)
+    return Choice(way, weights, told)
+
+
+def weights_of(way: Way, log_likelihood: Floats, owner: Ints, clients: int) -> Floats:
+    """The weights (K, F) that a way gives to clients with these samples."""
+    if way.kind == "single":
+        return _everywhere(clients, log_likelihood.shape[1], way.single)
+    if way.kind == "one each":
+        return one_each(log_likelihood, owner, clients)
+    return mixture_weights(log_likelihood, owner, clients, way.alpha)
+
+
+def mixture_weights(log_likelihood: Floats, owner: Ints, clients: int, alpha: float) -> Floats:
+    """Each client's own mixture, drawn towards that of all; see the top of this file."""
+    models = log_likelihood.shape[1]
+    everybody = _em(log_likelihood, np.zeros(len(owner), np.int64), np.full((1, models), 1 / models), 0.0, 1)[0]
+    if np.isinf(alpha):
+        return np.tile(everybody, (clients, 1))
+    return _em(log_likelihood, owner, np.tile(everybody, (clients, 1)), alpha, clients)
+
+
+def _em(log_likelihood: Floats, owner: Ints, prior: Floats, alpha: float, clients: int) -> Floats:
+    """Weights (K, F) by EM, from the prior's mean (K, F)."""
+    likelihood = np.exp(log_likelihood - log_likelihood.max(1, keepdims=True)) if len(owner) else log_likelihood
+    n = np.bincount(owner, minlength=clients)[:, None]
+    weights = prior.copy()
+    for _ in range(STEPS):
+        shares = weights[owner] * likelihood
+        shares /= np.maximum(shares.sum(1, keepdims=True), np.finfo(float).tiny)
+        sums = np.stack([np.bincount(owner, shares[:, f], clients) for f in range(shares.shape[1])], 1)
+        new = np.where(alpha + n > 0, (alpha * prior + sums) / np.maximum(alpha + n, np.finfo(float).tiny), prior)
+        done = np.abs(new - weights).max(initial=0.0) < 1e-7
+        weights = new
+        if done:
+            break
+    return np.asarray(weights / weights.sum(1, keepdims=True))
+
+
+def one_each(log_likelihood: Floats, owner: Ints, clients: int) -> Floats:
+    """The most probable model of each client, as weights of 0 and 1."""
+    models = log_likelihood.shape[1]
+    evidence = np.stack([np.bincount(owner, log_likelihood[:, f], clients) for f in range(models)], 1)
+    prior = np.full(models, 1 / models)
+    for _ in range(STEPS):
+        posterior = evidence + np.log(np.maximum(prior, 1e-12))
+        posterior = np.exp(posterior - posterior.max(1, keepdims=True))
+        posterior /= posterior.sum(1, keepdims=True)
+        new = (posterior.sum(0) + 1 / models) / (clients + 1)
+        done = np.abs(new - prior).max() < 1e-7
+        prior = new
+        if done:
+            break
+    chosen = np.argmax(evidence + np.log(prior), 1)
+    return np.asarray(np.eye(models)[chosen])
+
+
+def pruned(weights: Floats, least: float = LEAST) -> Floats:
+    """Weights without those that are too small to matter.
+
+    >>> pruned(np.array([[0.985, 0.015]])).tolist()
+    [[1.0, 0.0]]
+    """
+    kept = np.where(weights < least, 0.0, weights)
+    return np.asarray(kept / kept.sum(1, keepdims=True))
+
+
+def _everywhere(rows: int, models: int, which: int) -> Floats:
+    return np.tile(np.eye(models)[which], (rows, 1))
+
+
+def _folds(owner: Ints, seed: int) -> Ints:
+    """The fold of each sample: every client's samples are dealt out evenly, in an order that follows from the seed."""
+    order = np.lexsort((generator(seed, "fit folds").random(len(owner)), owner))
+    place = np.empty(len(owner), np.int64)
+    counts = np.bincount(owner) if len(owner) else np.zeros(0, np.int64)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # Clients begin with different folds: else those with one sample each would all be in the first.
+    place[order] = (within + owner[order]) % FOLDS
+    return place
+
+
+def _cross_fitted(way: Way, log_likelihood: Floats, owner: Ints, clients: int, fold: Ints) -> Floats:
+    """Weights of each sample (N, F), made of the samples of the other folds."""
+    out = np.empty_like(log_likelihood)
+    for k in range(FOLDS):
+        out[fold == k] = weights_of(way, log_likelihood[fold != k], owner[fold != k], clients)[owner[fold == k]]
+    return out
