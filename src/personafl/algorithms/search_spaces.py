@@ -1,4 +1,4 @@
-"""What a search may try for a hyper-parameter, declared beside its default: `lam: float = searched(1.0, 0.01, 10.0)`."""
+"""What a search may try for a hyper-parameter, declared beside its default: `lam: float = searched(1.0, 0.1, 10.0)`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Range:
     high: float
 
     def at(self, share: float) -> float:
-        """The number that lies this far from `low` to `high`, with two significant digits, so that people can read it."""
+        """The number that lies this far from `low` to `high`, with two significant digits, to be readable."""
         value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         return float(f"{min(max(value, self.low), self.high):.2g}")
 

@@ -88,9 +88,7 @@ class Candidate:
 
     def described(self) -> str:
         """For people: the method and what differs from the settings that were given."""
-        parts = [f"{key.rpartition('.')[2]}={value:g}" if isinstance(value, float) else f"{key.rpartition('.')[2]}={value}"
-                 for key, value in self.settings.items()]  # fmt: skip
-        return " ".join([self.method, *parts])
+        return " ".join([self.method, *(f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items())])
 
 
 class Portfolio:
@@ -105,7 +103,7 @@ class Portfolio:
             chosen.setdefault(name, ALGORITHMS[name]())
         if choosing := [name for name, algorithm in chosen.items() if needs_validation(algorithm)]:
             raise ConfigError(
-                f"methods names {choosing[0]!r}, which chooses on validation data itself: fit needs that data to choose "
+                f"methods names {choosing[0]!r}, which chooses on validation data itself: fit needs that to choose "
                 "between methods; leave it out, or compare it with pf.compare"
             )
         order = [*REFERENCES, *(name for name in chosen if name not in REFERENCES)]
@@ -114,10 +112,6 @@ class Portfolio:
             name: {"local.lr": RATES[local.optimizer], **{f"algorithm.{key}": s for key, s in spaces(type(a)).items()}}
             for name, a in self.algorithms.items()
         }
-
-    def given(self, method: str) -> dict[str, Any]:
-        """The settings of a method's first candidate: nothing is changed."""
-        return {}
 
     def draw(
         self, method: str, near: Mapping[str, Any] | None, local: Local, rng: np.random.Generator

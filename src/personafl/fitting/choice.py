@@ -53,9 +53,20 @@ class Way:
         if np.isinf(self.alpha):
             return "everybody gets the same mixture of the finalists' predictions"
         return (
-            f"each client gets its own mixture of the finalists' predictions, its samples weighed against {self.alpha:g} "
-            "of everybody's kind"
+            f"each client gets its own mixture of the finalists' predictions, its samples weighed against "
+            f"{self.alpha:g} of everybody's kind"
         )
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A way that was considered: its score on samples that it had not seen, and on all validation samples."""
+
+    way: Way
+    unseen: float
+    seen: float
+    log_likelihood: float
+    """The mean over samples that it had not seen."""
 
 
 @dataclass(frozen=True)
@@ -68,32 +79,28 @@ class Choice:
         How clients got their weights.
     weights
         Of each model for each client (K, F); rows sum to 1.
-    scores
-        Each way that was considered, with its score on samples that it had not seen, more is better.
-    fallback
-        Whether the best single model was taken because the way was worse than it on all validation data.
+    considered
+        All ways.
     """
 
     way: Way
     weights: Floats
-    scores: tuple[tuple[Way, float], ...]
-    fallback: bool = False
+    considered: tuple[Considered, ...]
 
 
-Score = Callable[[Floats], float]
-"""How good predictions are that mix the models with weights of each sample (N, F); more is better."""
+Points = Callable[[Floats, NDArray[np.bool_]], Floats]
+"""What each client's predictions are worth (K,), where models are mixed with weights of each sample (N, F) and these
+samples (N,) count. Points are added up over clients, and more is better; see `Measure.points`."""
 
 
 def choose(
-    log_likelihood: Floats,
-    owner: Ints,
-    clients: int,
-    score: Score,
-    seed: int,
-    mixtures: bool = True,
-    choices: bool = True,
+    log_likelihood: Floats, owner: Ints, clients: int, points: Points, seed: int, mixtures: bool = True
 ) -> Choice:
     """Weights of models for clients, from validation samples alone.
+
+    On these samples the result is never worse than the best single model. Among the ways of which that is true and that
+    cross-validation does not tell from the best of them (one standard error, over clients), the one under which unseen
+    samples were most probable is taken: the measure itself, say a share of right answers, is coarse on few samples.
 
     Parameters
     ----------
@@ -101,10 +108,10 @@ def choose(
         Of each sample under each model (N, F).
     owner
         The client of each sample (N,).
-    score
+    points
         The measure that ranks, for weights of each sample.
-    mixtures, choices
-        Whether clients may get mixtures of predictions, and different models.
+    mixtures
+        Whether clients may get mixtures of predictions.
 
     Examples
     --------
@@ -112,23 +119,51 @@ def choose(
     >>> owner = np.array([0, 0, 1, 1])
     >>> shares = mixture_weights(likelihood, owner, 3, alpha=1.0)
     >>> shares.round(2).tolist()  # the third client has no samples, and what everybody has
-    [[0.8, 0.2], [0.2, 0.8], [0.5, 0.5]]
+    [[0.83, 0.17], [0.17, 0.83], [0.5, 0.5]]
     """
     models = log_likelihood.shape[1]
-    singles = [score(_everywhere(len(owner), models, f)) for f in range(models)]
+    everything = np.ones(len(owner), np.bool_)
+    singles = _singles(points, models, everything)
     best = int(np.argmax(singles))
     ways = [Way("single", best)]
     if len(owner) and models > 1:
-        ways += [Way("one each")] if choices else []
-        ways += [Way("mixture", alpha=alpha) for alpha in ALPHAS if choices or np.isinf(alpha)] if mixtures else []
-    fold = _folds(owner, seed)
-    scores = [singles[best], *(score(_cross_fitted(way, log_likelihood, owner, clients, fold)) for way in ways[1:])]
-    way = ways[int(np.argmax(scores))]
-    weights = pruned(weights_of(way, log_likelihood, owner, clients))
-    told = tuple(zip(ways, scores, strict=True))
-    if way.kind != "single" and score(weights[owner]) < singles[best]:
-        return Choice(ways[0], weights_of(ways[0], log_likelihood, owner, clients), told, fallback=True)
-    return Choice(way, weights, told)
+        ways += [Way("one each"), *(Way("mixture", alpha=alpha) for alpha in ALPHAS if mixtures)]
+    fold, made, unseen, considered = _folds(owner, seed), [], [], []
+    for way in ways:
+        weights = pruned(weights_of(way, log_likelihood, owner, clients))
+        apart = _cross_fitted(way, log_likelihood, owner, clients, fold, points)
+        made.append(weights)
+        unseen.append(points(apart, everything))
+        seen = singles[best] if way.kind == "single" else _sum(points(weights[owner], everything))
+        considered.append(Considered(way, _sum(unseen[-1]), seen, _mean_log(log_likelihood, apart)))
+    allowed = [k for k, each in enumerate(considered) if each.seen >= singles[best]]
+    ahead = max(allowed, key=lambda k: (considered[k].unseen, -k))
+    near = [k for k in allowed if _within_error(unseen[ahead] - unseen[k])]
+    taken = max(near, key=lambda k: (considered[k].log_likelihood, -k))
+    return Choice(ways[taken], made[taken], tuple(considered))
+
+
+def _singles(points: Points, models: int, which: NDArray[np.bool_]) -> list[float]:
+    """What each model is worth alone, on these samples."""
+    return [_sum(points(_everywhere(len(which), models, f), which)) for f in range(models)]
+
+
+def _sum(points: Floats) -> float:
+    return float(np.nansum(points)) if len(points) else 0.0
+
+
+def _within_error(difference: Floats) -> bool:
+    """Whether the sum of differences over clients is within its standard error."""
+    known = difference[np.isfinite(difference)]
+    return float(known.sum()) <= float(np.std(known) * np.sqrt(len(known))) + 1e-12
+
+
+def _mean_log(log_likelihood: Floats, weights: Floats) -> float:
+    if not len(weights):
+        return 0.0
+    most = log_likelihood.max(1, keepdims=True)
+    mixed = (weights * np.exp(log_likelihood - most)).sum(1)
+    return float((np.log(np.maximum(mixed, 1e-300)) + most[:, 0]).mean())
 
 
 def weights_of(way: Way, log_likelihood: Floats, owner: Ints, clients: int) -> Floats:
@@ -209,9 +244,15 @@ def _folds(owner: Ints, seed: int) -> Ints:
     return place
 
 
-def _cross_fitted(way: Way, log_likelihood: Floats, owner: Ints, clients: int, fold: Ints) -> Floats:
-    """Weights of each sample (N, F), made of the samples of the other folds."""
+def _cross_fitted(way: Way, log_likelihood: Floats, owner: Ints, clients: int, fold: Ints, points: Points) -> Floats:
+    """Weights of each sample (N, F), made of the samples of the other folds; so is the choice of a single model."""
     out = np.empty_like(log_likelihood)
+    models = log_likelihood.shape[1]
     for k in range(FOLDS):
-        out[fold == k] = weights_of(way, log_likelihood[fold != k], owner[fold != k], clients)[owner[fold == k]]
+        others, here = fold != k, fold == k
+        if not here.any():
+            continue
+        if way.kind == "single" and others.any():
+            way = Way("single", int(np.argmax(_singles(points, models, others))))
+        out[here] = weights_of(way, log_likelihood[others], owner[others], clients)[owner[here]]
     return out

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.engines import Engine, make_engine
@@ -23,7 +24,7 @@ from personafl.fitting.candidates import Candidate
 from personafl.fitting.choice import Choice, Floats, choose, weights_of
 from personafl.fitting.finalists import Finalist, finalists, labels, log_likelihoods, outputs_of, owners, theta_of
 from personafl.fitting.training import Trainer
-from personafl.metrics.measures import LOSS, Measure
+from personafl.metrics.measures import Measure
 from personafl.runs.run import Run
 from personafl.states import Ints
 from personafl.storage.folder import RunFolder
@@ -97,13 +98,14 @@ def _evidence(engine: Engine, outputs: Tensor, clients: int) -> tuple[Floats, In
 def _choice(engine: Engine, outputs: Tensor, mixtures: bool, seed: int) -> Choice:
     """Which model for whom, by the measure that ranks on validation samples."""
     likelihood, owner, clients = _evidence(engine, outputs, len(engine.federation))
-    y, sizes = labels(engine, "val"), engine.federation.sizes("val")
+    y = labels(engine, "val")
 
-    def score(weights: Floats) -> float:
-        mixed = _mixed(engine, outputs, torch.from_numpy(weights.T.astype(np.float32)))
-        return pooled(engine.task.kind.primary, measure_outputs(engine, mixed, y, sizes), sizes)
+    def points(weights: Floats, which: NDArray[np.bool_]) -> Floats:
+        rows, counts = torch.from_numpy(np.flatnonzero(which)), np.bincount(owner[which], minlength=clients)
+        mixed = _mixed(engine, outputs[:, rows], torch.from_numpy(weights[which].T.astype(np.float32)))
+        return points_of(engine.task.kind.primary, measure_outputs(engine, mixed, y[rows], counts), counts)
 
-    return choose(likelihood, owner, clients, score, seed, mixtures=mixtures)
+    return choose(likelihood, owner, clients, points, seed, mixtures)
 
 
 def _mixed(engine: Engine, outputs: Tensor, weights: Tensor) -> Tensor:
@@ -116,17 +118,14 @@ def _mixed(engine: Engine, outputs: Tensor, weights: Tensor) -> Tensor:
     return engine.task.kind.mixed(outputs, weights)
 
 
-def pooled(measure: Measure, columns: Mapping[str, Floats], sizes: Ints) -> float:
-    """One number for all clients, more is better; the loss where the measure has no value."""
-    if not sizes.any():
-        return -np.inf
+def points_of(measure: Measure, columns: Mapping[str, Floats], n: Ints) -> Floats:
+    """What the measure adds up over clients, more is better; where it has no value, it is that of the loss."""
+    counts = n.astype(np.float64)
     if measure.name == "accuracy" and "correct" in columns:
-        return float(columns["correct"].sum() / sizes.sum())
-    if measure.name not in columns:
-        measure = LOSS
-    values = columns[measure.name] / np.maximum(sizes, 1) if measure.name == "loss" else columns[measure.name]
-    found = measure.pooled(values, sizes)
-    return (measure.better or 1) * found if np.isfinite(found) else -np.inf
+        return np.where(n > 0, columns["correct"], np.nan)
+    if measure.name not in columns or not np.isfinite(columns[measure.name]).any():
+        return np.where(n > 0, -columns["loss"], np.nan)
+    return np.where(n > 0, measure.points(columns[measure.name], counts), np.nan)
 
 
 def _columns(
@@ -189,7 +188,7 @@ def _predictions(engine: Engine, outputs: Tensor, weights: Floats, found: Sequen
     return pa.table(columns)
 
 
-# --- the number, and its interval --------------------------------------------------------------------------------------
+# --- the number, and its interval --------------------------------------------------------------------------------
 
 
 def interval(measure: Measure, values: Floats, n: Floats, seed: int) -> tuple[float, float] | None:
@@ -204,7 +203,7 @@ def interval(measure: Measure, values: Floats, n: Floats, seed: int) -> tuple[fl
     return float(low), float(high)
 
 
-# --- the folder --------------------------------------------------------------------------------------------------------
+# --- the folder --------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, trainer: Trainer, ending: Ending, summary_: dict[str, Any], seconds: float) -> None:

@@ -132,8 +132,8 @@ def outputs_of(engine: Engine, theta: Tensor, split: Split) -> Tensor:
 def log_likelihoods(task: Task, outputs: Tensor, y: Tensor, owner: Ints, clients: int) -> Floats:
     """The logarithm of the probability of each sample under each of F models (N, F), up to a constant for each.
 
-    A loss that is no likelihood is taken for one by a scale that suits the best of the models: twice its mean loss, which
-    makes a squared error that of a normal density. Where a loss couples samples, a client's is shared out evenly.
+    A loss that is no likelihood is taken for one by a scale that suits the best of the models: twice its mean loss,
+    which makes a squared error that of a normal density. Where a loss couples samples, a client's is shared out evenly.
     """
     losses = np.stack([_losses(task.kind, each, y, owner, clients) for each in outputs], 1)
     if task.kind.loss_name in LIKELIHOODS or not len(losses):
@@ -146,7 +146,7 @@ def _losses(kind: LearningTask, outputs: Tensor, y: Tensor, owner: Ints, clients
     if not couples_samples(objective):
         found = objective(outputs, y)
         values = found[0] if isinstance(found, tuple) else found
-        return np.nan_to_num(values.double().numpy(), nan=1e6, posinf=1e6)
+        return np.asarray(np.nan_to_num(values.double().numpy(), nan=1e6, posinf=1e6))
     out = np.zeros(len(owner))
     for client in np.unique(owner):
         mine = np.flatnonzero(owner == client)

@@ -213,8 +213,8 @@ def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:
     if failed:
         return ConfigError(f"every candidate failed, the first one for this reason: {failed[0].why}")
     return ConfigError(
-        f"budget = {written(seconds)} is too little for one candidate: its first {search.rungs[0]} rounds were not done "
-        f"after {written(clock.spent)}; give more time, fewer rounds, or a smaller model"
+        f"budget = {written(seconds)} is too little for one candidate: its first {search.rungs[0]} rounds were not "
+        f"done after {written(clock.spent)}; give more time, fewer rounds, or a smaller model"
     )
 
 
@@ -246,15 +246,15 @@ def _check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
     for key, value in now.items():
         if before.get(key) != value:
             raise RunError(
-                f"{folder} holds another fit: its {key} differs; go on with the same data and settings, or name another "
-                "folder with out (--out)"
+                f"{folder} holds another fit: its {key} differs; go on with the same data and settings, or name "
+                "another folder with out (--out)"
             )
 
 
 def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome, spent: float) -> None:
     line = {
         "number": candidate.number, "method": candidate.method, "settings": candidate.settings,
-        **{key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in vars(outcome).items()},
+        **{key: None if value != value else value for key, value in vars(outcome).items()},  # NaN is none in JSON
         "spent": round(spent, 3),
     }  # fmt: skip
     with (folder / TRIALS_FILE).open("a", encoding="utf-8") as file:
@@ -263,15 +263,14 @@ def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome, spent: f
 
 def _read_trials(folder: Path, search: Search) -> float:
     """Put the candidates of earlier sessions into a search; the seconds that these took."""
-    spent, known = 0.0, {}
+    spent = 0.0
+    known: dict[int, Candidate] = {}
     file = folder / TRIALS_FILE
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else [], 1):
         try:
             found = json.loads(line)
-            outcome = Outcome(
-                int(found["rounds"]), *(_number(found[key]) for key in ("score", "global_score", "seconds")),
-                str(found["folder"]), str(found["why"]),
-            )  # fmt: skip
+            score, common, seconds = (_number(found[key]) for key in ("score", "global_score", "seconds"))
+            outcome = Outcome(int(found["rounds"]), score, common, seconds, str(found["folder"]), str(found["why"]))
             candidate = known.setdefault(
                 int(found["number"]), Candidate(int(found["number"]), str(found["method"]), dict(found["settings"]))
             )

@@ -35,4 +35,4 @@ class MixedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         outputs = torch.stack([logits(model(*args, **kwargs)) for model in self.models])
-        return self.kind.mixed(outputs, self.weights[:, None].expand(-1, outputs.shape[1]))
+        return self.kind.mixed(outputs, self.weights[:, None])

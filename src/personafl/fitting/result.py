@@ -27,12 +27,13 @@ from personafl.metrics.permutation import sign_flip
 from personafl.report.data import report_data
 from personafl.report.output import default_page, write_page
 from personafl.runs.run import Run
+from personafl.study.differences import LEVEL
 from personafl.training.job import Job
 
 FILE = "fit.json"
 ALONE = 0.9
 """A client with so much weight on training alone need not join."""
-CALLED = {"alone": "alone", "global": "one model for all"}
+CALLED = {"alone": "Training alone", "global": "One model for all"}
 
 
 class Fit(Run):
@@ -222,7 +223,7 @@ def _in_words(row: Floats, labels: Sequence[str]) -> str:
     >>> _in_words(np.array([0.25, 0.0, 0.75]), ["alone", "one model", "ditto"])
     '75% ditto + 25% alone'
     """
-    order = sorted(np.flatnonzero(row), key=lambda f: -row[f])
+    order: list[int] = sorted(np.flatnonzero(row).tolist(), key=lambda f: -row[f])
     if len(order) == 1:
         return labels[order[0]]
     return " + ".join(f"{row[f]:.0%} {labels[f]}" for f in order)
@@ -236,14 +237,16 @@ def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: f
     measure, table = job.task.kind.primary, ending.table
     n = np.asarray(table.column("n_test").to_numpy(), np.float64)
     test = _test(measure, table, n, job.seed)
-    labels = [model.label for model in ending.finalists]
+    labels, way = [model.label for model in ending.finalists], ending.choice.way
     return {
         "measure": measure.name,
         "test": test,
-        "way": {"kind": ending.choice.way.kind, "alpha": _finite(ending.choice.way.alpha), "fallback": ending.choice.fallback,
-                "sentence": ending.choice.way.sentence(labels)},
-        "ways": [{"kind": way.kind, "alpha": _finite(way.alpha), "validation": _finite(score)}
-                 for way, score in ending.choice.scores],
+        "way": {"kind": way.kind, "alpha": _finite(way.alpha), "sentence": way.sentence(labels)},
+        "ways": [
+            {"kind": each.way.kind, "alpha": _finite(each.way.alpha), "unseen": each.unseen, "seen": each.seen,
+             "log_likelihood": each.log_likelihood}
+            for each in ending.choice.considered
+        ],
         "finalists": [
             {"label": m.label, "method": m.candidate.method, "who": m.who, "settings": m.candidate.settings,
              "rounds": m.outcome.rounds, "score": m.score, "folder": m.outcome.folder}
@@ -292,9 +295,22 @@ def _test(measure: Measure, table: pa.Table, n: Floats, seed: int) -> dict[str, 
         points = used.points(own, n)[known] - used.points(other, n)[known]
         told[who] = {
             "value": _finite(used.pooled(other, n)), "better": int((gain > 0).sum()), "worse": int((gain < 0).sum()),
-            "same": int((gain == 0).sum()), "p_better": _finite(sign_flip(points)), "p_worse": _finite(sign_flip(-points)),
+            "same": int((gain == 0).sum()), "p_better": _finite(sign_flip(points)),
+            "p_worse": _finite(sign_flip(-points)),
         }  # fmt: skip
     return told
+
+
+def _against(measure: Measure, called: str, other: dict[str, Any]) -> str:
+    """How the fit does beside something else, in words."""
+    shown = "no difference is shown"
+    for key, words in (("p_better", "the fit is shown to be better"), ("p_worse", "the fit is shown to be worse")):
+        if other[key] is not None and other[key] < LEVEL:
+            shown = words
+    return (
+        f"{called}: {measure.write(other['value'])}; with the fit {other['better']} clients do better, "
+        f"{other['worse']} worse, {other['same']} the same ({shown})."
+    )
 
 
 def _sentences(
@@ -304,8 +320,6 @@ def _sentences(
     way = ending.choice.way
     runs = sum(len(c.outcomes) for c in search.candidates)
     said = [f"Chosen on validation data: {way.sentence(labels)}."]
-    if ending.choice.fallback:
-        said[0] += " (What cross-validation preferred was worse than this on all validation data.)"
     if test["value"] is None:
         said.append("No client has test data, so there is no honest number: give splits with a share for test.")
     else:
@@ -317,23 +331,14 @@ def _sentences(
         said.append(f"On test data, which no choice has seen: {measure.write(test['value'])} {measure.label}{between}.")
     for who, called in CALLED.items():
         if who in test:
-            t = test[who]
-            shown = "shown to be better" if t["p_better"] is not None and t["p_better"] < 0.05 else (
-                "shown to be worse" if t["p_worse"] is not None and t["p_worse"] < 0.05 else "no difference is shown")  # fmt: skip
-            said.append(
-                f"Training {called}: {measure.write(t['value'])}; {t['better']} clients do better with the fit, {t['worse']} "
-                f"worse, {t['same']} the same ({shown})."
-                if who == "alone"
-                else f"One model for all: {measure.write(t['value'])}; {t['better']} clients do better with the fit, "
-                f"{t['worse']} worse, {t['same']} the same ({shown})."
-            )
+            said.append(_against(measure, called, test[who]))
     if "alone" in labels:
         apart = int((ending.choice.weights[:, labels.index("alone")] >= ALONE).sum())
         said.append(
             f"{apart} of {len(ending.choice.weights)} clients need not join: they get the model that they train alone."
         )
     said.append(
-        f"{len(search.candidates)} candidates of {len({c.method for c in search.candidates})} methods in {runs} trainings, "
-        f"{written(spent)} of {written(budget)}."
+        f"{len(search.candidates)} candidates of {len({c.method for c in search.candidates})} methods in {runs} "
+        f"trainings, {written(spent)} of {written(budget)}."
     )
     return said

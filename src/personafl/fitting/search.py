@@ -97,6 +97,8 @@ class Search:
         attempt = self._first_look() or (self._closing(left) if self._must_close(left) else self._halving())
         if attempt is None or self._too_long(attempt, left):
             attempt = self._closing(left)
+        if attempt is None and not self._full() and left > MARGIN * self._longest_draw() > 0:
+            attempt = Attempt(self._drawn(), self.rungs[0])
         if attempt is not None:
             self._going_on.add(attempt.candidate.number)
         return attempt
@@ -107,7 +109,7 @@ class Search:
         missing = next((name for name in self.portfolio.algorithms if name not in seen), None)
         if missing is None or self._full():
             return None
-        return Attempt(self._new(missing, self.portfolio.given(missing)), self.rungs[0])
+        return Attempt(self._new(missing, {}), self.rungs[0])
 
     def _halving(self) -> Attempt | None:
         for below, above in reversed(list(zip(self.rungs, self.rungs[1:], strict=False))):

@@ -34,7 +34,7 @@ def with_validation(federation: Federation, seed: int, share: float = SHARE) -> 
         order[start : start + n] = start + rng.permutation(n)
         bounds[m, 1] -= min(round(share * n) or 1, n - 1) if n > 1 else 0
     at = torch.from_numpy(order)
-    note = f"nobody has validation data, and fit chooses on it: {share:.0%} of each client's training samples are taken for it"
+    note = f"nobody has validation data, and fit chooses on it: it takes {share:.0%} of each client's training samples"
     return replace(
         federation, x=each_input(lambda part: part[at], federation.x), y=federation.y[at], bounds=bounds,
         notes=(*federation.notes, note), scanned=True,

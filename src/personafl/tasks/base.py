@@ -161,7 +161,7 @@ class LearningTask(ABC):
         outputs
             Of F models for N samples (F, N, …).
         weights
-            Of each model for each sample (F, N); they sum to 1 over models.
+            Of each model for each sample (F, N), or for all samples (F, 1); they sum to 1 over models.
         """
         return (outputs * weights.reshape(*weights.shape, *(1 for _ in outputs.shape[2:]))).sum(0)
 
