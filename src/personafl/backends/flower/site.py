@@ -26,8 +26,8 @@ from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
 from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
-from personafl.engines.base import torch_threads
 from personafl.engines.loop import LoopEngine
+from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
 from personafl.files import make_folder, write_tensors, write_text
