@@ -20,7 +20,7 @@ from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective, WithLoss, added_to_loss, couples_samples, mean_loss, weighted
 from personafl.kernels.outputs import logits
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
-from personafl.kernels.stacked_model import LOW, low_types, move_constants, moves
+from personafl.kernels.stacked_model import LOW, Move, low_types, move_constants, moves
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.vector import ParameterVector
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
@@ -244,7 +244,9 @@ class ClientTask(ParameterVector):
         if device == self._device:
             return
         self._device = device
-        to = moves(device)
+        self._move_constants(moves(device))
+
+    def _move_constants(self, to: Move) -> None:
         self._constants = {name: to(value) for name, value in self._constants.items()}
         for module in (self._training, self._inference):
             move_constants(module, to)

@@ -18,7 +18,7 @@ from personafl.kernels.client_task import ClientTask
 from personafl.kernels.losses import Objective as Objective
 from personafl.kernels.losses import mean_losses, weighted
 from personafl.kernels.mlp import Chain
-from personafl.kernels.stacked_model import Plan, StackedModel, moves
+from personafl.kernels.stacked_model import Move, Plan, StackedModel
 from personafl.kernels.statistics import Recorder, running
 from personafl.kernels.together import Together
 from personafl.tasks import LearningTask, Metric
@@ -219,12 +219,10 @@ class Task(ClientTask):
         shapes = dict(zip(self.names, self.shapes, strict=True))
         return {n: p.reshape(len(p), *shapes[n]) if n in shapes else p for n, p in params.items()}
 
-    def _bring_constants(self, x: Inputs) -> None:
-        before = self._device
-        super()._bring_constants(x)
-        if self._device != before and self._together is not None:
-            for model in self._together.models.values():
-                model.move(moves(self._device))
+    def _move_constants(self, to: Move) -> None:
+        super()._move_constants(to)
+        for model in self._together.models.values() if self._together is not None else ():
+            model.move(to)
 
 
 def _sums(metric: Objective, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
