@@ -97,9 +97,7 @@ def _config(source: Path, label: str | None, client: str | None, overrides: list
 
     if source.suffix == ".toml":
         if label or client:
-            raise ConfigError(
-                f"--{'label' if label else 'client'} is for a table: a config has [data] {label or client}"
-            )
+            raise ConfigError(f"--{'label' if label else 'client'} is for a table: a config has its own [data]")
         tables = read_tables(source)
     else:
         if not source.exists():

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.engines import Engine, make_engine
-from personafl.engines.base import Split, torch_threads
+from personafl.engines.base import Split
+from personafl.engines.machine import torch_threads
 from personafl.engines.measuring import measure_outputs
 from personafl.files import write_atomically, write_text
 from personafl.fitting.candidates import Candidate

@@ -16,7 +16,6 @@ import tomli_w
 from torch import nn
 
 from personafl.algorithms import Algorithm, Separate
-from personafl.engines.base import reuse_memory
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
 from personafl.files import make_folder, write_text
@@ -157,7 +156,6 @@ def fit_job(
     folder = Path(temporary.name if temporary else str(out))
     if not resume:
         RunFolder(folder).check_free()
-    reuse_memory()
     with RunFolder(folder).lock():
         _check_same(folder, job, portfolio)
         trainer = Trainer(job, folder / "candidates", portfolio)
