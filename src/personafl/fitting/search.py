@@ -95,10 +95,8 @@ class Search:
     def next(self, left: float) -> Attempt | None:
         """What to train now, with so many seconds left; None where there is no time for anything."""
         compared = {c.method for c in self.candidates if c.outcomes} >= set(REFERENCES)
-        if compared and self._must_close(left):
-            attempt = self._closing(left)
-        else:
-            attempt = self._first_look() or self._halving()
+        closing = compared and self._must_close(left)
+        attempt = self._closing(left) if closing else self._first_look() or self._halving()
         if attempt is None or self._too_long(attempt, left):
             attempt = self._closing(left)
         if attempt is None and not self._full() and left > MARGIN * self._longest_draw() > 0:
