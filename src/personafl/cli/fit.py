@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +56,7 @@ def fit(
 
       personafl fit mnist.toml --budget 30m --out runs/mnist-fit --resume
     """
+    begun = time.monotonic()
     from personafl.cli.console import err, out
     from personafl.fitting.config import config_job_to_fit
     from personafl.fitting.fit import fit_job
@@ -66,7 +68,7 @@ def fit(
     try:
         with on_stop():
             job = config_job_to_fit(config)
-            found = fit_job(job, folder, budget, names or None, not one_model, trials, resume, progress=True)
+            found = fit_job(job, folder, budget, names or None, not one_model, trials, resume, True, begun)
     except KeyboardInterrupt as stop:
         say(err, "Stopped before anything was trained far enough to choose from.")
         raise typer.Exit(exit_code(stop)) from None

@@ -48,10 +48,10 @@ def written(seconds: float) -> str:
 
 
 class Clock:
-    """Counts the seconds of a fit, those of earlier sessions included."""
+    """Counts the seconds of a fit since `begun` (left out, now), those of earlier sessions included."""
 
-    def __init__(self, budget: float, spent: float = 0.0) -> None:
-        self.budget, self._begun = budget, time.monotonic() - spent
+    def __init__(self, budget: float, spent: float = 0.0, begun: float | None = None) -> None:
+        self.budget, self._begun = budget, (time.monotonic() if begun is None else begun) - spent
 
     @property
     def spent(self) -> float:

@@ -39,6 +39,10 @@ class Outcome:
         That this part of the training took.
     folder
         The run folder's name; empty where it failed.
+    why
+        Why it failed.
+    at
+        Seconds of the fit at its end.
     """
 
     rounds: int
@@ -47,6 +51,7 @@ class Outcome:
     seconds: float
     folder: str
     why: str = ""
+    at: float = 0.0
 
     @property
     def best(self) -> float:

@@ -44,6 +44,14 @@ class Way:
     single: int = -1
     alpha: float = np.inf
 
+    def title(self, names: Sequence[str]) -> str:
+        """In a few words, for a table."""
+        if self.kind == "single":
+            return f"{names[self.single]} for everybody"
+        if self.kind == "one each":
+            return "a finalist for each"
+        return "one mixture for everybody" if np.isinf(self.alpha) else f"a mixture for each, α = {self.alpha:g}"
+
     def sentence(self, names: Sequence[str]) -> str:
         """In words."""
         if self.kind == "single":

@@ -68,17 +68,16 @@ def end(trainer: Trainer, candidates: Sequence[Candidate], mixtures: bool) -> En
     with torch_threads(choice.threads), torch.no_grad():
         engines = [engine if run.task is job.task else _engine(trainer, run) for run in runs]
         thetas = [theta_of(run, model.who, job.federation.ids) for run, model in zip(runs, found, strict=True)]
-        chosen = _choice(engine, _outputs(engines, thetas, "val"), mixtures, job.seed)
+        on_validation = _outputs(engines, thetas, "val")
+        chosen = _choice(engine, on_validation, mixtures, job.seed)
         weights = chosen.weights
-        nobody = weights_of(chosen.way, *_evidence(engine, _outputs(engines, thetas, "val"), len(job.federation) + 1))[
-            -1
-        ]
+        nobody = weights_of(chosen.way, *_evidence(engine, on_validation, len(job.federation) + 1))[-1]
         # Nothing is chosen from here on: this is where test data is looked at.
-        columns: dict[str, Any] = {}
-        for split, tag in (("test", ""), ("val", "val_")):
-            columns |= _columns(engine, found, _outputs(engines, thetas, split), weights, split, tag)  # type: ignore[arg-type]
+        on_test = _outputs(engines, thetas, "test")
+        columns = _columns(engine, found, on_test, weights, "test", "")
+        columns |= _columns(engine, found, on_validation, weights, "val", "val_")
         table = _table(engine, columns, runs, weights, max(model.outcome.rounds for model in found))
-        predictions = _predictions(engine, _outputs(engines, thetas, "test"), weights, found)
+        predictions = _predictions(engine, on_test, weights, found)
     return Ending(found, chosen, nobody, table, predictions, thetas)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -109,6 +110,7 @@ def fit(
     >>> len(found.table()), found.personal("client-3")(fed.x[:2]).shape
     (4, torch.Size([2, 10]))
     """
+    begun = time.monotonic()
     check_federation(federation)
     check_seed(seed)
     check_settings(schedule, local, None, engine, loss=loss, metrics=metrics, out=out, settings=settings)
@@ -122,7 +124,7 @@ def fit(
         check_model(module)
         made, tables = module_task(federation, module, task, loss, metrics), module_tables(federation, module)
     job = Job(federation, made, Separate(), schedule, local or Local(), chosen, seed=seed, tables=tables)
-    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress)
+    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun)
 
 
 def _sensible(federation: Federation, seed: int, task: Any, loss: Any, metrics: Any) -> tuple[Task, dict[str, Any]]:
@@ -145,8 +147,9 @@ def fit_job(
     trials: int | None = None,
     resume: bool = False,
     progress: bool = True,
+    begun: float | None = None,
 ) -> Fit:
-    """`fit` for a job whose algorithm is not looked at."""
+    """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`time.monotonic`)."""
     if trials is not None and trials < 1:
         raise ConfigError(f"trials = {trials}: must be at least 1, or left out")
     if resume and out is None:
@@ -160,7 +163,7 @@ def fit_job(
         _check_same(folder, job, portfolio)
         trainer = Trainer(job, folder / "candidates", portfolio)
         search = Search(portfolio, job.local, job.schedule.rounds, job.seed, trials)
-        clock = Clock(seconds, _read_trials(folder, search) if resume else 0.0)
+        clock = Clock(seconds, _read_trials(folder, search) if resume else 0.0, begun)
         with closing(FitProgress(job.task.kind.primary, clock, progress)) as shown:
             stopped = _searched(search, trainer, clock, folder, shown)
             if search.leader is None:
@@ -190,8 +193,9 @@ def _searched(search: Search, trainer: Trainer, clock: Clock, folder: Path, show
                 outcome = trainer.train(attempt, left, listeners)
                 if outcome is None:
                     return False
+                outcome = replace(outcome, at=round(clock.spent, 3))
                 search.tell(attempt.candidate, outcome)
-                _append_trial(folder, attempt.candidate, outcome, clock.spent)
+                _append_trial(folder, attempt.candidate, outcome)
                 shown.ended(search.leader)
     except KeyboardInterrupt as stop:
         if search.leader is None or (isinstance(stop, Interrupted) and stop.number != 2):
@@ -249,11 +253,10 @@ def _check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
             )
 
 
-def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome, spent: float) -> None:
+def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome) -> None:
     line = {
         "number": candidate.number, "method": candidate.method, "settings": candidate.settings,
         **{key: None if value != value else value for key, value in vars(outcome).items()},  # NaN is none in JSON
-        "spent": round(spent, 3),
     }  # fmt: skip
     with (folder / TRIALS_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -268,11 +271,13 @@ def _read_trials(folder: Path, search: Search) -> float:
         try:
             found = json.loads(line)
             score, common, seconds = (_number(found[key]) for key in ("score", "global_score", "seconds"))
-            outcome = Outcome(int(found["rounds"]), score, common, seconds, str(found["folder"]), str(found["why"]))
+            spent = float(found["at"])
+            outcome = Outcome(
+                int(found["rounds"]), score, common, seconds, str(found["folder"]), str(found["why"]), spent
+            )
             candidate = known.setdefault(
                 int(found["number"]), Candidate(int(found["number"]), str(found["method"]), dict(found["settings"]))
             )
-            spent = float(found["spent"])
         except (ValueError, KeyError, TypeError):  # the line in flight when the process was killed
             log.warning("%s, line %d cannot be read and is left out", file, number)
             continue

@@ -241,10 +241,12 @@ def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: f
     return {
         "measure": measure.name,
         "test": test,
+        "n_val": int(table.column("n_val").to_numpy().sum()),
         "way": {"kind": way.kind, "alpha": _finite(way.alpha), "sentence": way.sentence(labels)},
         "ways": [
-            {"kind": each.way.kind, "alpha": _finite(each.way.alpha), "unseen": each.unseen, "seen": each.seen,
-             "log_likelihood": each.log_likelihood}
+            {"kind": each.way.kind, "alpha": _finite(each.way.alpha), "title": each.way.title(labels),
+             "unseen": each.unseen, "seen": each.seen, "log_likelihood": each.log_likelihood,
+             "taken": each.way == way}
             for each in ending.choice.considered
         ],
         "finalists": [
@@ -260,7 +262,8 @@ def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: f
         "stopped": stopped,
         "trials": [
             {"number": c.number, "method": c.method, "settings": c.settings,
-             "outcomes": [{"rounds": o.rounds, "score": _finite(o.best), "seconds": round(o.seconds, 3), "why": o.why}
+             "outcomes": [{"rounds": o.rounds, "score": _finite(o.best), "seconds": round(o.seconds, 3), "at": o.at,
+                           "why": o.why}
                           for _, o in sorted(c.outcomes.items())]}
             for c in search.candidates
         ],

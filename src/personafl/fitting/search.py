@@ -99,8 +99,8 @@ class Search:
         attempt = self._closing(left) if closing else self._first_look() or self._halving()
         if attempt is None or self._too_long(attempt, left):
             attempt = self._closing(left)
-        if attempt is None and not self._full() and left > MARGIN * self._longest_draw() > 0:
-            attempt = Attempt(self._drawn(), self.rungs[0])
+        if attempt is None and not self._full() and (quick := self._quick(left)):
+            attempt = Attempt(self._drawn(quick), self.rungs[0])
         if attempt is not None:
             self._going_on.add(attempt.candidate.number)
         return attempt
@@ -140,9 +140,10 @@ class Search:
         self.candidates.append(candidate)
         return candidate
 
-    def _drawn(self) -> Candidate:
+    def _drawn(self, among: Sequence[str] = ()) -> Candidate:
         rng = generator(self.seed, "fit", len(self.candidates))
-        methods = [m for m in self.portfolio.algorithms if self.best_of(m) is not None] or [*self.portfolio.algorithms]
+        methods = [m for m in self.portfolio.algorithms if self.best_of(m) is not None and m in (among or [m])]
+        methods = methods or [*self.portfolio.algorithms]
         ahead = sorted(methods, key=lambda m: -getattr(self.best_of(m), "score", -np.inf))[:3]
         pool: Sequence[str] = ahead if rng.random() < 0.5 else methods
         method = pool[int(rng.integers(len(pool)))]
@@ -178,11 +179,16 @@ class Search:
         """Whether the time that is left is only just enough for those who have to be trained to the end."""
         going = [Attempt(c, self.rungs[-1]) for c in self._important()[: 1 + len(REFERENCES)]]
         needed = sum(self.cost(a) for a in going if a.candidate.rounds < a.rounds)
-        return bool(needed) and left < needed + self._longest_draw()
-
-    def _longest_draw(self) -> float:
         known = [c.outcomes[self.rungs[0]].seconds for c in self.candidates if self.rungs[0] in c.outcomes]
-        return max(known, default=0.0)
+        return bool(needed) and left < needed + float(np.median(known))
+
+    def _quick(self, left: float) -> list[str]:
+        """Methods of which there is time for a first, short training."""
+        usual: dict[str, list[float]] = {}
+        for candidate in self.candidates:
+            if self.rungs[0] in candidate.outcomes and not candidate.failed:
+                usual.setdefault(candidate.method, []).append(candidate.outcomes[self.rungs[0]].seconds)
+        return [method for method, seconds in usual.items() if MARGIN * float(np.median(seconds)) < left]
 
     def _closing(self, left: float) -> Attempt | None:
         """The longest training for the most important one that there is time for."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from personafl.errors import RunError
+from personafl.report.fits import ROW_OF
 from personafl.runs.run import Run
 from personafl.study.judgement import by_method, open_runs
 
@@ -92,7 +93,7 @@ def _of_fit(path: Path, fitted: dict[str, Any], title: str) -> Reported:
     seed = int(fit.manifest["seed"])
     methods = {"fit": {seed: fit}}
     for model in fitted["finalists"]:
-        name = {"alone": "separate", "one model": "fedavg"}.get(model["label"], model["label"])
+        name = ROW_OF.get(model["label"], model["label"])
         methods.setdefault(name, {seed: Run(path / "candidates" / model["folder"])})
     _check([run for runs in methods.values() for run in runs.values()])
     comparison = {"added": [], "failures": [], "searches": [], "fit": fitted}
