@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,11 +55,10 @@ class Outcome:
     why: str = ""
     at: float = 0.0
 
-    @property
+    @cached_property
     def best(self) -> float:
         """The better of the two models."""
-        known = [value for value in (self.score, self.global_score) if np.isfinite(value)]
-        return max(known, default=-np.inf)
+        return max((value for value in (self.score, self.global_score) if math.isfinite(value)), default=-math.inf)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ Floats = NDArray[np.float64]
 ALPHAS = (np.inf, 100.0, 30.0, 10.0, 3.0, 1.0)
 """How many samples of everybody's kind a client's own are weighed against."""
 FOLDS = 5
-STEPS = 100
+STEPS = 300
+CLOSE = 1e-5
+"""EM ends when no weight moves by more."""
+TINY = float(np.finfo(float).tiny)
 LEAST = 0.02
 """Smaller weights are left out: a model that counts for less is not worth its computation."""
 
@@ -136,11 +139,11 @@ def choose(
     ways = [Way("single", best)]
     if len(owner) and models > 1:
         ways += [Way("one each"), *(Way("mixture", alpha=alpha) for alpha in ALPHAS if mixtures)]
-    fold, made, unseen, considered = _folds(owner, seed), [], [], []
-    for way in ways:
-        weights = pruned(weights_of(way, log_likelihood, owner, clients))
-        apart = _cross_fitted(way, log_likelihood, owner, clients, fold, points)
-        made.append(weights)
+    made = [pruned(weights) for weights in _of_ways(ways, log_likelihood, owner, clients)]
+    unseen, considered = [], []
+    for way, weights, apart in zip(
+        ways, made, _cross_fitted(ways, log_likelihood, owner, clients, _folds(owner, seed), points), strict=True
+    ):
         unseen.append(points(apart, everything))
         seen = singles[best] if way.kind == "single" else _sum(points(weights[owner], everything))
         considered.append(Considered(way, _sum(unseen[-1]), seen, _mean_log(log_likelihood, apart)))
@@ -176,37 +179,68 @@ def _mean_log(log_likelihood: Floats, weights: Floats) -> float:
 
 def weights_of(way: Way, log_likelihood: Floats, owner: Ints, clients: int) -> Floats:
     """The weights (K, F) that a way gives to clients with these samples."""
-    if way.kind == "single":
-        return _everywhere(clients, log_likelihood.shape[1], way.single)
-    if way.kind == "one each":
-        return one_each(log_likelihood, owner, clients)
-    return mixture_weights(log_likelihood, owner, clients, way.alpha)
+    return _of_ways([way], log_likelihood, owner, clients)[0]
+
+
+def _of_ways(ways: Sequence[Way], log_likelihood: Floats, owner: Ints, clients: int) -> list[Floats]:
+    models, everybody, start, made = log_likelihood.shape[1], None, None, []
+    for way in ways:
+        if way.kind == "single":
+            made.append(_everywhere(clients, models, way.single))
+        elif way.kind == "one each":
+            made.append(one_each(log_likelihood, owner, clients))
+        else:
+            everybody = _mixture_of_all(log_likelihood) if everybody is None else everybody
+            start = _mixtures(log_likelihood, owner, clients, way.alpha, everybody, start)
+            made.append(start)
+    return made
 
 
 def mixture_weights(log_likelihood: Floats, owner: Ints, clients: int, alpha: float) -> Floats:
     """Each client's own mixture, drawn towards that of all; see the top of this file."""
-    models = log_likelihood.shape[1]
-    everybody = _em(log_likelihood, np.zeros(len(owner), np.int64), np.full((1, models), 1 / models), 0.0, 1)[0]
-    if np.isinf(alpha):
-        return np.tile(everybody, (clients, 1))
-    return _em(log_likelihood, owner, np.tile(everybody, (clients, 1)), alpha, clients)
+    return weights_of(Way("mixture", alpha=alpha), log_likelihood, owner, clients)
 
 
-def _em(log_likelihood: Floats, owner: Ints, prior: Floats, alpha: float, clients: int) -> Floats:
-    """Weights (K, F) by EM, from the prior's mean (K, F)."""
-    likelihood = np.exp(log_likelihood - log_likelihood.max(1, keepdims=True)) if len(owner) else log_likelihood
-    n = np.bincount(owner, minlength=clients)[:, None]
-    weights = prior.copy()
-    for _ in range(STEPS):
-        shares = weights[owner] * likelihood
-        shares /= np.maximum(shares.sum(1, keepdims=True), np.finfo(float).tiny)
-        sums = np.stack([np.bincount(owner, shares[:, f], clients) for f in range(shares.shape[1])], 1)
-        new = np.where(alpha + n > 0, (alpha * prior + sums) / np.maximum(alpha + n, np.finfo(float).tiny), prior)
-        done = np.abs(new - weights).max(initial=0.0) < 1e-7
+def _mixture_of_all(log_likelihood: Floats) -> Floats:
+    """π of the top of this file (F,)."""
+    weights = np.full(log_likelihood.shape[1], 1 / log_likelihood.shape[1])
+    likelihood = _likelihood(log_likelihood)
+    for _ in range(STEPS if len(likelihood) else 0):
+        # Shares of samples, and their mean, by two products of matrices.
+        new = weights * (likelihood.T @ (1 / np.maximum(likelihood @ weights, TINY))) / len(likelihood)
+        done = np.abs(new - weights).max() < CLOSE
         weights = new
         if done:
             break
-    return np.asarray(weights / weights.sum(1, keepdims=True))
+    return np.asarray(weights / weights.sum())
+
+
+def _mixtures(
+    log_likelihood: Floats, owner: Ints, clients: int, alpha: float, everybody: Floats, start: Floats | None
+) -> Floats:
+    """Weights (K, F) by EM around everybody's, from those of another α where there are some."""
+    made = np.tile(everybody, (clients, 1))
+    if np.isinf(alpha) or not len(owner):
+        return made
+    order = np.argsort(owner, kind="stable")
+    likelihood = _likelihood(log_likelihood[order])
+    present, first, n = np.unique(owner[order], return_index=True, return_counts=True)
+    weights = (made if start is None else start)[present]
+    for _ in range(STEPS):
+        shares = np.repeat(weights, n, 0) * likelihood
+        shares /= np.maximum(shares.sum(1, keepdims=True), TINY)
+        new = (alpha * everybody + np.add.reduceat(shares, first)) / (alpha + n)[:, None]
+        done = np.abs(new - weights).max() < CLOSE
+        weights = new
+        if done:
+            break
+    made[present] = weights / weights.sum(1, keepdims=True)
+    return made
+
+
+def _likelihood(log_likelihood: Floats) -> Floats:
+    """Up to a factor for each sample, which cancels."""
+    return np.exp(log_likelihood - log_likelihood.max(1, keepdims=True)) if len(log_likelihood) else log_likelihood
 
 
 def one_each(log_likelihood: Floats, owner: Ints, clients: int) -> Floats:
@@ -252,15 +286,23 @@ def _folds(owner: Ints, seed: int) -> Ints:
     return place
 
 
-def _cross_fitted(way: Way, log_likelihood: Floats, owner: Ints, clients: int, fold: Ints, points: Points) -> Floats:
-    """Weights of each sample (N, F), made of the samples of the other folds; so is the choice of a single model."""
-    out = np.empty_like(log_likelihood)
-    models = log_likelihood.shape[1]
+def _cross_fitted(
+    ways: Sequence[Way], log_likelihood: Floats, owner: Ints, clients: int, fold: Ints, points: Points
+) -> list[Floats]:
+    """For each way the weights of each sample (N, F), made of the samples of the other folds; so is the choice of a
+    single model.
+    """
+    out = [np.empty_like(log_likelihood) for _ in ways]
     for k in range(FOLDS):
         others, here = fold != k, fold == k
         if not here.any():
             continue
-        if way.kind == "single" and others.any():
-            way = Way("single", int(np.argmax(_singles(points, models, others))))
-        out[here] = weights_of(way, log_likelihood[others], owner[others], clients)[owner[here]]
+        there = [
+            Way("single", int(np.argmax(_singles(points, log_likelihood.shape[1], others))))
+            if way.kind == "single" and others.any()
+            else way
+            for way in ways
+        ]
+        for each, weights in zip(out, _of_ways(there, log_likelihood[others], owner[others], clients), strict=True):
+            each[here] = weights[owner[here]]
     return out

@@ -24,6 +24,7 @@ from personafl.files import write_atomically, write_text
 from personafl.fitting.candidates import Candidate
 from personafl.fitting.choice import Choice, Floats, choose, weights_of
 from personafl.fitting.finalists import Finalist, finalists, labels, log_likelihoods, outputs_of, owners, theta_of
+from personafl.fitting.mixture import mixed_outputs, stacked_mixtures
 from personafl.fitting.training import Trainer
 from personafl.metrics.measures import Measure
 from personafl.runs.run import Run
@@ -102,20 +103,10 @@ def _choice(engine: Engine, outputs: Tensor, mixtures: bool, seed: int) -> Choic
 
     def points(weights: Floats, which: NDArray[np.bool_]) -> Floats:
         rows, counts = torch.from_numpy(np.flatnonzero(which)), np.bincount(owner[which], minlength=clients)
-        mixed = _mixed(engine, outputs[:, rows], torch.from_numpy(weights[which].T.astype(np.float32)))
+        mixed = mixed_outputs(engine.task.kind, outputs[:, rows], weights[which])
         return points_of(engine.task.kind.primary, measure_outputs(engine, mixed, y[rows], counts), counts)
 
     return choose(likelihood, owner, clients, points, seed, mixtures)
-
-
-def _mixed(engine: Engine, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Predictions with the weights of each sample (F, N); a model alone stays as it is, to the bit."""
-    if len(outputs) == 1:
-        return outputs[0]
-    alone = weights.max(0).values == 1
-    if bool(alone.all()):
-        return outputs[weights.argmax(0), torch.arange(outputs.shape[1])]
-    return engine.task.kind.mixed(outputs, weights)
 
 
 def points_of(measure: Measure, columns: Mapping[str, Floats], n: Ints) -> Floats:
@@ -133,7 +124,7 @@ def _columns(
 ) -> dict[str, Any]:
     """What clients.parquet says of the fit (`personal_`), of one model for all (`global_`) and of training alone."""
     y, sizes, owner = labels(engine, split), engine.federation.sizes(split), owners(engine, split)
-    fitted = _mixed(engine, outputs, torch.from_numpy(weights[owner].T.astype(np.float32)))
+    fitted = mixed_outputs(engine.task.kind, outputs, weights[owner])
     made = {f"personal_{tag}{k}": v for k, v in measure_outputs(engine, fitted, y, sizes).items()}
     names = [model.label for model in found]
     for who, label in (("global", "one model"), ("alone", "alone")):
@@ -178,7 +169,7 @@ def _predictions(engine: Engine, outputs: Tensor, weights: Floats, found: Sequen
         return None
     from personafl.training.predictions import prediction_columns
 
-    fitted = _mixed(engine, outputs, torch.from_numpy(weights[owner].T.astype(np.float32)))
+    fitted = mixed_outputs(engine.task.kind, outputs, weights[owner])
     clients = pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(federation.ids))
     columns = {"client": clients, "label": pa.array(labels(engine, "test").numpy().astype(np.int32))}
     columns |= prediction_columns("personal", fitted)
@@ -243,16 +234,8 @@ def _write_models(folder: RunFolder, trainer: Trainer, ending: Ending) -> None:
     ids = trainer.job.federation.ids
     weights = ending.choice.weights
     used = [f for f in range(weights.shape[1]) if (weights[:, f] > 0).any()]
-    tensors: dict[str, Tensor] = {}
-    for place, f in enumerate(used):
-        model, theta = ending.finalists[f], ending.thetas[f]
-        task = trainer.run_of(model.candidate, model.outcome).task
-        theta = theta.expand(len(ids), -1) if theta.dim() == 1 else theta
-        prefix = f"models.{place}." if len(used) > 1 else ""
-        tensors |= {f"{prefix}{name}": value for name, value in task.state_dict(theta).items()}
-    if len(used) > 1:
-        tensors["weights"] = torch.from_numpy(weights[:, used].astype(np.float32))
-    folder.write_personal(ids, [tensors])
+    tasks = [trainer.run_of(ending.finalists[f].candidate, ending.finalists[f].outcome).task for f in used]
+    folder.write_personal(ids, [stacked_mixtures(tasks, [ending.thetas[f] for f in used], weights[:, used])])
 
 
 def measured(table: pa.Table, measure: Measure, who: str) -> Floats:

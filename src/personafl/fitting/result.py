@@ -10,17 +10,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from personafl.engines.measuring import measure_outputs
 from personafl.errors import DataError, RunError
+from personafl.federation import Federation
+from personafl.files import write_atomically
 from personafl.fitting.budget import written
 from personafl.fitting.candidates import Portfolio
 from personafl.fitting.choice import Floats
 from personafl.fitting.ending import Ending, interval, measured
-from personafl.fitting.mixture import MixedModel
+from personafl.fitting.finalists import labels, outputs_of, theta_of
+from personafl.fitting.mixture import MixedModel, mixed_outputs, stacked_mixtures
 from personafl.fitting.search import Search
 from personafl.metrics.measures import LOSS, Measure
 from personafl.metrics.permutation import sign_flip
@@ -178,8 +184,25 @@ class Fit(Run):
         made = [model(self.finalist(int(f)), self.summary["finalists"][int(f)]["who"]) for f in used]
         return made[0] if len(used) == 1 else MixedModel(made, row[used].tolist(), self.task.kind)
 
-    def personalize_all(self, federation: Any) -> Tensor:
-        raise RunError("a fit mixes several models: personalize newcomers one by one, with fit.personalize(x, y)")
+    def newcomers(self, data: dict[str, Any]) -> Federation:
+        return self.finalist(0).newcomers(data)
+
+    def write_newcomers(self, path: Path, federation: Federation) -> dict[str, Floats]:
+        row, ids = np.array(self.summary["newcomer"]), np.arange(len(federation))
+        used = [int(f) for f in np.flatnonzero(row)]
+        runs, thetas = [self.finalist(f) for f in used], []
+        for f, run in zip(used, runs, strict=True):
+            common = self.summary["finalists"][f]["who"] == "global"
+            thetas.append(theta_of(run, "global", ()) if common else run.personalize_all(federation))
+        tensors = stacked_mixtures([run.task for run in runs], thetas, np.tile(row[used], (len(ids), 1)))
+        write_atomically(path, lambda to: save_file(tensors, to, {"clients": json.dumps(list(federation.ids))}))
+        engines = [run.newcomer_engine(federation) for run in runs]
+        outputs = torch.stack([outputs_of(e, theta, "test") for e, theta in zip(engines, thetas, strict=True)])
+        mixed = mixed_outputs(self.task.kind, outputs, np.tile(row[used], (outputs.shape[1], 1)))
+        return measure_outputs(engines[0], mixed, labels(engines[0], "test"), federation.sizes("test"))
+
+    def personalize_all(self, federation: Federation) -> Tensor:
+        raise RunError("a fit mixes several models: take fit.personalize(x, y), or write_newcomers for many")
 
 
 def load_fit(path: str | Path, module: nn.Module | None = None, backbone: nn.Module | str | Path | None = None) -> Fit:

@@ -66,6 +66,7 @@ class Search:
         self.rungs = rungs(rounds)
         self.trials = trials
         self.candidates: list[Candidate] = []
+        self._best: dict[str, Candidate] = {}
         self._going_on: set[int] = set()
 
     # --- told --------------------------------------------------------------------------------------------------
@@ -74,21 +75,26 @@ class Search:
         """Training a candidate ended."""
         self._going_on.discard(candidate.number)
         candidate.outcomes[outcome.rounds] = outcome
+        self._note_best(candidate)
 
     def put(self, candidate: Candidate) -> None:
         """A candidate of an earlier session."""
         self.candidates.append(candidate)
+        self._note_best(candidate)
 
     @property
     def leader(self) -> Candidate | None:
         """The best so far."""
-        usable = [c for c in self.candidates if np.isfinite(c.score)]
-        return max(usable, key=lambda c: (c.score, -c.number), default=None)
+        return max(self._best.values(), key=lambda c: (c.score, -c.number), default=None)
 
     def best_of(self, method: str) -> Candidate | None:
         """The best candidate of a method."""
-        usable = [c for c in self.candidates if c.method == method and np.isfinite(c.score)]
-        return max(usable, key=lambda c: (c.score, -c.number), default=None)
+        return self._best.get(method)
+
+    def _note_best(self, candidate: Candidate) -> None:
+        best = self._best.get(candidate.method)
+        if math.isfinite(candidate.score) and (best is None or candidate.score > best.score):
+            self._best[candidate.method] = candidate
 
     # --- asked -------------------------------------------------------------------------------------------------
 

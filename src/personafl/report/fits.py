@@ -51,8 +51,9 @@ def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str
             for way in fitted["ways"]
         ],
         "finalists": [
-            {"label": label, "method": _index(methods, ROW_OF.get(label, label)), "settings": in_words(model["settings"]),
-             "rounds": int(model["rounds"]), "score": model["score"], "clients": int((weights[:, f] > 0).sum()),
+            {"label": label, "method": _index(methods, ROW_OF.get(label, label)),
+             "settings": in_words(model["settings"]), "rounds": int(model["rounds"]), "score": model["score"],
+             "clients": int((weights[:, f] > 0).sum()),
              "mostly": int((weights.argmax(1) == f).sum()), "weight": round(float(weights[:, f].mean()), 4)}
             for f, (label, model) in enumerate(zip(labels, fitted["finalists"], strict=True))
         ],

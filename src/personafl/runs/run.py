@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ from personafl.federation.scaling import standardized_as
 from personafl.files import write_atomically
 from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
+from personafl.metrics.inputs import Floats
 from personafl.models import MODELS, initialize
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
@@ -189,6 +191,18 @@ class Run(RunTables):
         tensors = self.task.state_dict(theta)
         metadata = {"clients": json.dumps(list(clients))}  # several keys would come in an order that changes
         write_atomically(path, lambda to: save_file(tensors, to, metadata))
+
+    def write_newcomers(self, path: Path, federation: Federation) -> dict[str, Floats]:
+        """Personalize for all newcomers of a federation and write their models.
+
+        Returns
+        -------
+        dict
+            What `Engine.evaluate` says of them, on the test samples that they brought.
+        """
+        models = self.personalize_all(federation)
+        self.save_models(path, models, federation.ids)
+        return self.newcomer_engine(federation).evaluate(models, np.arange(len(federation)), "test")
 
     # --- what the run was made of ----------------------------------------------------------------------------
 
