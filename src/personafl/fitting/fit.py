@@ -29,14 +29,14 @@ from personafl.fitting.search import Search
 from personafl.fitting.training import Trainer
 from personafl.fitting.validation import with_validation
 from personafl.inputs import shape_of
-from personafl.jobs import module_tables, module_task, with_settings
+from personafl.jobs import module_tables, module_task, training_labels, with_settings
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.registry import described
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.storage.folder import RunFolder, without_none
-from personafl.tasks import LearningTask, Metric
+from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import check_federation, check_model, check_seed, check_settings
 from personafl.training.job import Job
 
@@ -44,6 +44,8 @@ log = logging.getLogger("personafl")
 
 RESERVE = 0.06
 """Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
+CHOICE_SECONDS = 2e-4
+"""What the choice takes for a validation sample, generously."""
 TRIALS_FILE, SETTINGS_FILE = "trials.jsonl", "search.json"
 
 
@@ -131,7 +133,7 @@ def _sensible(federation: Federation, seed: int, task: Any, loss: Any, metrics: 
     """A model by name that suits the data, and what run.toml says of it."""
     model = default_model(shape_of(federation.x))
     # What the task is follows from the labels; how many outputs it needs, from the task.
-    kind = module_task(federation, nn.Identity(), task, loss, metrics).kind
+    kind = task_for(federation.y, lambda: training_labels(federation), task, loss, metrics)
     built = initialize(
         model, shape_of(federation.x), kind.outputs(federation.y, federation.classes), seed, federation.constants
     )
@@ -182,10 +184,11 @@ def fit_job(
 def _searched(search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress) -> bool:
     """Train candidates until the time is over; True where somebody stopped it before."""
     reserve = RESERVE * clock.budget
+    samples = int(trainer.job.federation.sizes("val").sum())
     try:
         with on_stop():
             while True:
-                left = clock.left - max(reserve, _closing_seconds(search))
+                left = clock.left - max(reserve, _closing_seconds(search, samples))
                 attempt = search.next(left)
                 if attempt is None or left <= 0:
                     return False
@@ -203,10 +206,12 @@ def _searched(search: Search, trainer: Trainer, clock: Clock, folder: Path, show
         return True
 
 
-def _closing_seconds(search: Search) -> float:
-    """What the end may take: the data goes through every finalist a few times, as an evaluation does."""
+def _closing_seconds(search: Search, samples: int) -> float:
+    """What the end may take: the data goes through every finalist a few times, as an evaluation does, and the choice
+    goes through the validation samples a few hundred times.
+    """
     shortest = [o.seconds / o.rounds for c in search.candidates for o in c.outcomes.values() if not o.why]
-    return 6 * float(np.median(shortest)) if shortest else 0.0
+    return (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
 
 
 def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:
