@@ -120,7 +120,7 @@ def rehearsal(request, tmp_path_factory):
             kept.append(self)
 
     def listen():
-        while not over.wait(0.5):
+        while not over.wait(1.0):
             heard.update(listening(family(os.getpid())))
 
     thread = Thread(target=listen)
