@@ -33,12 +33,12 @@ from personafl.federation.splits import (
     sample_ranks,
     split_samples,
 )
-from personafl.federation.store import ClientStore
+from personafl.federation.store import SampleStore
 
 ROWS_AT_ONCE = 4_096
 
 
-class FromArrays(ClientStore):
+class FromArrays(SampleStore):
     """A federation from arrays, `.npz` files or torch Datasets."""
 
     @classmethod

@@ -50,7 +50,8 @@ _MOST_CATEGORIES = 1_000
 class Selection(Protocol):
     """A partition that leaves samples with their owners and only picks among these, such as `Natural`."""
 
-    def keep(self, owners: NDArray[Any]) -> tuple[NDArray[np.bool_], list[str]]: ...
+    def keep(self, owners: NDArray[Any]) -> tuple[NDArray[np.bool_], list[str]]:
+        """Which samples stay, given the owner of each, and notes on what was left out."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,7 @@ def test_what_fill_all_makes_does_not_depend_on_where_the_gaps_are():
 
 
 def test_gaps_that_nobody_fills_in_are_refused_in_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"^rows.parquet: column 'age' in row 2 has no value; fill it in \(missing"):
+    with pytest.raises(DataError, match=r"rows.parquet: column 'age' in row 2 has no value; fill it in \(missing"):
         read_data(read_site(write(tmp_path / "error", 0)))
     with pytest.raises(ConfigError, match="missing = 'fil'"):
         read_site(write(tmp_path / "typo", 0, missing="fil"))

@@ -118,14 +118,17 @@ class SiteSettings:
 
     @property
     def reports_metrics(self) -> bool:
+        """Whether the operator gets metrics."""
         return not (self.least_noise or self.most_epsilon) if self.metrics is None else self.metrics
 
     @property
     def states(self) -> Path:
+        """The folder of what the client keeps between rounds."""
         return Path(self.folder) / "state"
 
     @property
     def models(self) -> Path:
+        """The folder of the personalized model."""
         return Path(self.folder) / "models"
 
 
