@@ -6,7 +6,7 @@ Nothing in a folder is executed: pickles are read by `pickles`, which knows arra
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -85,7 +85,7 @@ def _pfllib(folder: Path) -> Brought:
 
 
 def _leaf(folder: Path) -> Brought:
-    """`train/*.json` and `test/*.json`, with the samples of each user as lists of numbers, or as text and next letter."""
+    """`train/*.json` and `test/*.json`, each user's samples as lists of numbers, or as text and next letter."""
     folder = folder / "data" if (folder / "data" / "train").is_dir() else folder
     data: dict[str, Any] = {}
     for split in ("train", "test"):
@@ -127,8 +127,8 @@ def _leaf_x(x: Any, what: str) -> Any:
         array = np.asarray("")
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"{what} holds {type(x[0]).__name__}s such as {str(x[0])[:40]!r}, and only numbers and texts of equal length "
-            "(shakespeare) can be read; make arrays of them and give these to Federation.from_clients"
+            f"{what} holds {type(x[0]).__name__}s such as {str(x[0])[:40]!r}, and only numbers and texts of equal "
+            "length (shakespeare) can be read; make arrays of them and give these to Federation.from_clients"
         )
     return array
 
@@ -180,8 +180,8 @@ def _flbench_samples(folder: Path) -> tuple[Array, Array]:
                 raise DataError(f"{x} has {len(features)} samples, and {y.name} the shape {targets.shape}")
             return features, targets.reshape(-1)
     raise DataError(
-        f"{folder} has no data.npy and targets.npy (nor raw/xdata.npy and raw/ydata.npy): FL-bench leaves this data set in "
-        "the files of torchvision; save its dataset.data and dataset.targets there with np.save"
+        f"{folder} has no data.npy and targets.npy (nor raw/xdata.npy and raw/ydata.npy): FL-bench leaves this data set "
+        "in the files of torchvision; save its dataset.data and dataset.targets there with np.save"
     )
 
 

@@ -135,7 +135,8 @@ class Files:
             brought = read_as(path, self.format or "npz")
             divided = isinstance(next(iter(brought.data.values())), Mapping)
             federation = Federation.from_clients(
-                brought.data, groups=brought.groups, classes=brought.classes, class_names=brought.class_names, splits=splits or DEFAULT_SPLITS, splitting=splitting, seed=seed,
+                brought.data, groups=brought.groups, classes=brought.classes, class_names=brought.class_names,
+                splits=splits or DEFAULT_SPLITS, splitting=splitting, seed=seed,
                 label_type=self.label_type or "auto", missing=self.missing or "error", length=self.length,
                 name=self.name,
             )  # fmt: skip
