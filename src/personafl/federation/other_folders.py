@@ -180,7 +180,7 @@ def _flbench_samples(folder: Path) -> tuple[Array, Array]:
                 raise DataError(f"{x} has {len(features)} samples, and {y.name} the shape {targets.shape}")
             return features, targets.reshape(-1)
     raise DataError(
-        f"{folder} has no data.npy and targets.npy (nor raw/xdata.npy and raw/ydata.npy): FL-bench leaves this data set "
+        f"{folder} has no data.npy and targets.npy (nor raw/xdata.npy and raw/ydata.npy): FL-bench leaves this set "
         "in the files of torchvision; save its dataset.data and dataset.targets there with np.save"
     )
 
