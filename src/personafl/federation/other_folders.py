@@ -189,7 +189,7 @@ def _rows(entry: Any, samples: int, what: str) -> dict[str, Any]:
     """The rows of a client's samples, for each split."""
     if not isinstance(entry, dict) or not entry.keys() <= set(SPLITS):
         raise DataError(f"{what} is not a table of the rows for train, val and test")
-    rows = {}
+    rows: dict[str, Any] = {}
     for split in (split for split in SPLITS if split in entry):
         try:
             row = np.asarray(plain(entry[split]))
