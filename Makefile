@@ -13,6 +13,7 @@ endif
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
+DOCS_STAMP := $(VENV)/.docs-installed
 TORCH := $(shell sed -n '/^torch==/p' requirements-torch.lock)
 LOCKS := requirements.lock requirements-torch.lock
 LOCK_EXTRAS := dev flower privacy ray
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(PY) -m pip install --no-input --no-compile $(if $(MAKE_TERMOUT),,-qq)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests test-slow test-lowest lint format types lock bench release clean FORCE
+.PHONY: help install demo docs test tests test-slow test-lowest lint format types lock bench release clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -35,6 +36,10 @@ install: $(STAMP) ## set up .venv: torch, the locked packages, personafl itself
 
 demo: install ## train and compare on a small data set, and write a report
 	@$(VENV)/bin/personafl demo
+
+# Its packages are not among those of `make install`: tests and users do not need them.
+docs: $(DOCS_STAMP) ## build the documentation site into build/site
+	@$(PY) scripts/site/build.py
 
 # Types are checked while the first tests run.
 test: lint ## lint, types, the tests and the examples in docstrings
@@ -67,6 +72,7 @@ bench: install ## measure speed on this machine
 
 lock: ## write the lock files, with hashes, from what is installed in .venv now
 	@$(PY) scripts/lock.py $(LOCK_EXTRAS)
+	@$(PY) scripts/lock.py --alone docs
 
 release: ## build wheels and archives into dist/, check them, and try them in a new environment
 	@$(PYTHON) scripts/release.py "$(TORCH)"
@@ -99,3 +105,7 @@ $(STAMP): $(PROJECTS) $(LOCKS)
 	echo "install: personafl, its papers and its benchmarks"; \
 	$(PIP_INSTALL) --no-deps --no-build-isolation -e . -e papers -e benchmarks; \
 	rm $(UNFINISHED); echo "$(CURDIR)" > $(STAMP)
+
+$(DOCS_STAMP): $(STAMP) requirements-docs.lock
+	@echo "install: the packages of requirements-docs.lock"; $(PIP_INSTALL) -r requirements-docs.lock
+	@touch $@

@@ -1,11 +1,12 @@
 """Write exact pins, with hashes, of what personafl needs, as installed in the environment that runs this.
 
-    python scripts/lock.py [EXTRA ...]
+    python scripts/lock.py [EXTRA ...]         writes requirements.lock and requirements-torch.lock
+    python scripts/lock.py --alone EXTRA       writes requirements-EXTRA.lock
 
-Starts from pyproject.toml (its dependencies, the build backend and the named extras) and follows installed
-packages' own requirements, so what else lies in the environment stays out of the lock.
+Starts from pyproject.toml (its dependencies, the build backend and the named extras; `--alone`: that extra only) and
+follows installed packages' own requirements, so what else lies in the environment stays out of the lock.
 
-requirements.lock has the SHA-256 of every file that the package index, as pip is configured here, offers of a version
+A lock has the SHA-256 of every file that the package index, as pip is configured here, offers of a version
 for CPython 3.11 or newer on Linux or macOS, so pip refuses any other content. torch has a file of its own,
 requirements-torch.lock, without hashes: its builds (CPU, CUDA) are different files of one version, which come from
 different places. It is pinned without its build label (2.13.0, not 2.13.0+cpu), and what only some builds ask for
@@ -133,24 +134,24 @@ def _supported(tag: Tag) -> bool:
     return tag.abi in ("none", "abi3") or (3, minor) >= OLDEST
 
 
-def main(extras: list[str]) -> None:
-    """Write the lock of the package, its build backend and `extras`."""
+def main(extras: list[str], alone: bool) -> None:
+    """Write the locks of the package, its build backend and `extras`; `alone`: of one extra and nothing else."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     project = pyproject["project"]
-    roots = [*project["dependencies"], *pyproject["build-system"]["requires"]]
+    roots = [] if alone else [*project["dependencies"], *pyproject["build-system"]["requires"]]
     for extra in extras:
         roots += project["optional-dependencies"][extra]
     found = pins(roots)
-    torch = found.pop("torch")
+    torch = found.pop("torch", None)
     index = Index()
     lines = [f"# What personafl[{', '.join(extras)}] is tested with. Written by `make lock`; do not edit."]
     for name, links in index.links(sorted(found)):
         hashes = index.hashes(name, found[name], links)
         lines.append(" \\\n".join([f"{name}=={found[name]}", *(f"    --hash=sha256:{value}" for value in hashes)]))
-    write("requirements.lock", "\n".join(lines) + "\n")
-    write(
-        "requirements-torch.lock", f"# Without hashes, because builds differ. Written by `make lock`.\ntorch=={torch}\n"
-    )
+    write(f"requirements-{extras[0]}.lock" if alone else "requirements.lock", "\n".join(lines) + "\n")
+    if not alone:
+        note = "# Without hashes, because builds differ. Written by `make lock`."
+        write("requirements-torch.lock", f"{note}\ntorch=={torch}\n")
 
 
 def write(name: str, text: str) -> None:
@@ -161,4 +162,4 @@ def write(name: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([word for word in sys.argv[1:] if word != "--alone"], "--alone" in sys.argv)

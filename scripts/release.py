@@ -4,7 +4,7 @@
 
 In order: source archives and wheels, each wheel from its archive; twine and check-wheel-contents; a new
 environment in a temporary folder with torch and the wheels, where the demo and the first example of the README run;
-a list of what was installed there (SBOM, CycloneDX); `pip-audit` on it; SHA256SUMS. Nothing is uploaded.
+a list of what was installed there (SBOM, CycloneDX); SHA256SUMS. Nothing is uploaded.
 """
 
 import os
@@ -41,7 +41,6 @@ def main(torch: str) -> None:
         run(
             tools / "cyclonedx-py", "environment", "--output-reproducible", "-o", DIST / "sbom.cdx.json", new / "python"
         )
-        audit(tools, new)
     names = sorted(path.name for path in DIST.iterdir())
     sums = [f"{sha256((DIST / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
     (DIST / "SHA256SUMS").write_text("".join(sums), "utf-8")
@@ -89,30 +88,6 @@ def example() -> str:
             raise SystemExit(f"release: the first example of README.md has no {long}")
         code = code.replace(long, short)
     return code
-
-
-def audit(tools: Path, new: Path) -> None:
-    """Known holes in what was installed. Says so where the database of holes cannot be reached, and goes on."""
-    say("pip-audit")
-    frozen = run(new / "pip", "list", "--format=freeze", quiet=True)
-    others = [re.sub(r"\+.*", "", line) for line in frozen.splitlines() if not line.startswith("personafl")]
-    (new.parent / "installed.txt").write_text("\n".join(others), "utf-8")
-    command = [
-        tools / "pip-audit",
-        "--no-deps",
-        "--disable-pip",
-        "--progress-spinner=off",
-        "-r",
-        new.parent / "installed.txt",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode == 0 or "vulnerabilit" in done.stdout + done.stderr:
-        print(done.stdout + done.stderr, end="")
-        if done.returncode:
-            raise SystemExit("release: installed packages have known holes (above)")
-    else:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:200]
-        say(f"NOT AUDITED: pip-audit could not ask for known holes: {reason}")
 
 
 def environment(folder: Path, requirements: list[str]) -> Path:

@@ -32,13 +32,15 @@ def test_each_version_of_the_changelog_has_each_kind_of_change_once() -> None:
         assert len(kinds) == len(set(kinds)), kinds
 
 
-def test_the_lock_pins_every_package_to_hashes_except_torch() -> None:
-    lock = (ROOT / "requirements.lock").read_text("utf-8").replace("\\\n", "")
+@pytest.mark.parametrize(("file", "extra"), [("requirements.lock", "dev"), ("requirements-docs.lock", "docs")])
+def test_a_lock_pins_every_package_to_hashes_except_torch(file: str, extra: str) -> None:
+    lock = (ROOT / file).read_text("utf-8").replace("\\\n", "")
     lines = [line for line in lock.splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64})+", line) for line in lines)
     pins = {line.partition("==")[0]: line.partition("==")[2].split()[0] for line in lines}
     assert "torch" not in pins
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for requirement in map(Requirement, (*project["dependencies"], *project["optional-dependencies"]["dev"])):
+    wanted = [*project["optional-dependencies"][extra], *(project["dependencies"] if extra == "dev" else ())]
+    for requirement in map(Requirement, wanted):
         if requirement.name != "torch":
             assert requirement.specifier.contains(pins[requirement.name]), requirement
