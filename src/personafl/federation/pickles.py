@@ -119,7 +119,9 @@ class PickledArray:
         return _numbers(self.dtype, self.content, self.shape, self.columns_first)
 
 
-def _numbers(dtype: _Dtype, content: str | bytes | bytearray, shape: tuple[int, ...], columns_first: bool) -> NDArray[Any]:
+def _numbers(
+    dtype: _Dtype, content: str | bytes | bytearray, shape: tuple[int, ...], columns_first: bool
+) -> NDArray[Any]:
     held = content.encode("latin-1") if isinstance(content, str) else bytes(content)
     if math.prod(shape) * dtype.numpy().itemsize != len(held):
         raise ValueError(f"an array of shape {shape} has {len(held)} bytes")
