@@ -62,6 +62,33 @@ def test_each_sample_is_computed_once_and_mapped_from_the_disk(fed, cache):
     assert np.array_equal(np.load(file), one.x.numpy())
 
 
+def test_another_split_of_the_same_samples_finds_their_features(fed):
+    one = fed.through(Counting(), batch_size=8, progress=False)
+    other = pf.Federation.from_clients(clients(), seed=1)
+    assert not torch.equal(other.x, fed.x)
+    backbone = Counting()
+    found = other.through(backbone, batch_size=8, progress=False)
+    assert backbone.seen == 8
+    assert torch.equal(found.x, other.through(Counting(), batch_size=8, cache=False).x)  # to the last bit
+    assert found.fingerprint != one.fingerprint
+    backbone = Counting()
+    again = other.through(backbone, progress=False)
+    assert backbone.seen == 8 and torch.equal(again.x, found.x)
+
+
+def test_only_samples_that_were_never_seen_are_computed(fed, cache):
+    fed.through(Counting(), progress=False)
+    some, draws = clients(2, samples=12), np.random.default_rng(0)
+    new = draws.normal(size=(5, 3)).astype("float32")
+    twice = np.concatenate([new, new, clients()["c1"][0][:4]])
+    backbone = Counting()
+    mixed = pf.Federation.from_clients({"a": (clients()["c0"][0][:12], some["c0"][1]), "b": (twice, np.arange(14) % 2)})
+    found = mixed.through(backbone, progress=False)
+    assert backbone.seen == 8 + 5  # a sample that is there twice is computed once
+    torch.testing.assert_close(found.x, mixed.through(Counting(), cache=False).x)
+    assert len(list(cache.glob("prepared/features-*/x.npy"))) == 2
+
+
 def test_other_weights_other_data_and_other_code_are_computed_again(fed):
     one = fed.through(Counting(), progress=False)
     other = fed.through(Counting(seed=1), progress=False)

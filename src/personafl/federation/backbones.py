@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from personafl.federation.arrays import Array, Stored
 from personafl.federation.folders import map_array
 from personafl.inputs import dtype_of, shape_of
 from personafl.pretrained.backbone import Backbone, Raw
-from personafl.pretrained.features import kept_features, pieces
+from personafl.pretrained.features import Pass
 
 Fed = TypeVar("Fed", bound=Stored)
 
@@ -31,11 +31,9 @@ def through(fed: Fed, given: nn.Module, batch_size: int, device: str, progress: 
     backbone = given if isinstance(given, Backbone) else Backbone(given)
     raw = Raw(backbone, shape_of(fed.x), dtype_of(fed.x), fed.fingerprint, dict(fed.constants))
 
-    def rows() -> Iterator[Array]:
-        return _finite(fed, backbone, pieces(fed.x, backbone, batch_size, device, progress))
-
-    found = kept_features(fed.x, backbone, fed.fingerprint, rows, batch_size, device) if cache else None
-    x = np.concatenate(list(rows())) if found is None else map_array(found)
+    all_samples = Pass(fed.x, backbone, batch_size, device, progress, partial(_check_finite, fed, backbone))
+    found = all_samples.kept() if cache else None
+    x = all_samples.computed() if found is None else map_array(found)
     made: Fed = replace(changed, x=torch.from_numpy(x), constants={}, raw=raw, scanned=True)
     return made
 
@@ -49,15 +47,9 @@ def features_alone(fed: Fed) -> Fed:
     return alone
 
 
-def _finite(fed: Stored, backbone: Backbone, rows: Iterator[Array]) -> Iterator[Array]:
-    """The same rows; NaN is an error that says whose sample it is."""
-    start = 0
-    for piece in rows:
-        wrong = np.flatnonzero(~np.isfinite(piece.reshape(len(piece), -1)).all(1))
-        if wrong.size:
-            client = fed.ids[int(np.searchsorted(fed.bounds[:, 3], start + int(wrong[0]), side="right"))]
-            raise DataError(
-                f"backbone {backbone.name} gives NaN or infinite features for a sample of client {client!r}"
-            )
-        start += len(piece)
-        yield piece
+def _check_finite(fed: Stored, backbone: Backbone, places: Array, rows: Array) -> None:
+    """NaN is an error that says whose sample it is."""
+    wrong = places[~np.isfinite(rows.reshape(len(rows), -1)).all(1)]
+    if wrong.size:
+        client = fed.ids[int(np.searchsorted(fed.bounds[:, 3], wrong.min(), side="right"))]
+        raise DataError(f"backbone {backbone.name} gives NaN or infinite features for a sample of client {client!r}")

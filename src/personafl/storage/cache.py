@@ -77,52 +77,63 @@ def prepared(
     return {what: _read_only(array) for what, array in made.items()} if found is None else found
 
 
-def appended(
+def scattered(
     name: str,
     settings: Mapping[str, Any],
-    rows: Callable[[], Iterator[NDArray[Any]]],
-    samples: int,
-    usable: Callable[[NDArray[Any]], bool],
+    marks: NDArray[Any],
+    pieces: Callable[[], Iterator[tuple[NDArray[np.intp], NDArray[Any]]]],
 ) -> Path | None:
-    """The .npy file of an array that is made some rows at a time, and so may be larger than the memory.
+    """The .npy file of an array that is made some rows at a time, in any order, and so may be larger than the memory.
 
     Parameters
     ----------
     name, settings
-        As in `prepared`.
-    rows
-        Gives the rows, piece after piece, all of one type and shape.
-    samples
-        How many rows there are in all.
-    usable
-        Whether an array that was kept is still what `rows` would give; else it is made again.
+        As in `prepared`; all arrays made with the same ones are given by `entries`.
+    marks : array (N, …)
+        What each row is known by. An entry is one of these rows in this order.
+    pieces
+        Gives (places, rows), piece after piece, rows all of one type and shape; each of N places once.
 
     Returns
     -------
     None where the cache is full or cannot be written.
     """
-    folder = cache_dir() / "prepared" / f"{name}-{_digest([], settings)}"
-    found = _load(folder)
-    if found is not None and usable(found["x"]):
+    order = sha256(np.ascontiguousarray(marks).view(np.uint8).data).hexdigest()[:16]
+    folder = cache_dir() / "prepared" / f"{name}-{_digest([], settings)}-{order}"
+    if _load(folder) is not None:
         return folder / "x.npy"
     try:
-        if found is not None:
-            shutil.rmtree(folder)
-        _store(folder, lambda draft: _append(draft, rows(), samples))
+        _store(folder, lambda draft: _scatter(draft, marks, pieces()))
     except OSError as error:
         log.info("%s is not kept in the cache: %s", name, error)
     return folder / "x.npy" if _load(folder) is not None else None
 
 
-def _append(folder: Path, pieces: Iterator[NDArray[Any]], samples: int) -> list[str]:
-    """Write a .npy file from its beginning to its end: a mapped file would end the process where the disk is full."""
+def entries(name: str, settings: Mapping[str, Any]) -> list[tuple[Path, Arrays]]:
+    """What `scattered` keeps under these settings: folders with their arrays "x" and "marks"."""
+    found = sorted((cache_dir() / "prepared").glob(f"{name}-{_digest([], settings)}-*"))
+    return [(folder, arrays) for folder in found if (arrays := _load(folder)) is not None]
+
+
+def forget(folder: Path) -> None:
+    """Remove an entry that is of no use any more."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scatter(folder: Path, marks: NDArray[Any], pieces: Iterator[tuple[NDArray[np.intp], NDArray[Any]]]) -> list[str]:
+    """Write a .npy file by its rows: a mapped file would end the process where the disk is full."""
+    np.save(folder / "marks.npy", marks, allow_pickle=False)
     with open(folder / "x.npy", "wb") as opened:
-        for number, piece in enumerate(pieces):
-            if number == 0:
-                header = {"descr": piece.dtype.str, "fortran_order": False, "shape": (samples, *piece.shape[1:])}
+        begin = 0
+        for places, rows in pieces:
+            if not begin:
+                header = {"descr": rows.dtype.str, "fortran_order": False, "shape": (len(marks), *rows.shape[1:])}
                 np.lib.format.write_array_header_1_0(opened, header)
-            opened.write(np.ascontiguousarray(piece).data)
-    return ["x"]
+                begin = opened.tell()
+            for place, row in zip(places.tolist(), np.ascontiguousarray(rows), strict=True):
+                opened.seek(begin + place * row.nbytes)
+                opened.write(row.data)
+    return ["x", "marks"]
 
 
 def sweep(drafts: Sequence[Path]) -> None:
