@@ -15,7 +15,7 @@ from typing import Any
 from personafl.config import parse
 from personafl.study.plan import Plan
 from personafl_papers.tables import selffl_sent140
-from personafl_papers.tables.availability import MINILM, minilm_folder
+from personafl_papers.tables.availability import MINILM, weights_or_names
 from personafl_papers.tables.claims import Claim, above
 from personafl_papers.tables.measures import columns
 from personafl_papers.tables.selffl_sent140 import GLOBAL, LEAST, MAJORITY, TEST, majority
@@ -56,7 +56,8 @@ def config(quick: bool, validation: bool = False) -> dict[str, Any]:
     """The tables of a config, without method and seed: those from scratch, with a backbone in place of the model."""
     tables = selffl_sent140.config(quick, ROUNDS, validation)
     del tables["model"]
-    folder = str(minilm_folder() or Path(MINILM))
+    [file, _] = weights_or_names(f"{MINILM}/model.safetensors", f"{MINILM}/config.json")
+    folder = str(Path(file).parent)
     tables["data"] = {"name": "sent140", "tokens": TOKENS, "tokenizer": folder}
     return {**tables, "eval_every": 0, "backbone": {"path": folder}}
 
