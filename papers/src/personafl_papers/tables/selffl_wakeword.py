@@ -48,7 +48,7 @@ def config(quick: bool, clients: int, rounds: int) -> dict[str, Any]:
     return tables
 
 
-STUDY = Study(config, SEEDS, RATES, [POOLED_RATE])
+STUDY = Study(config, SEEDS, SEEDS, RATES, [POOLED_RATE])
 
 
 def published(text: str) -> Published:

@@ -69,8 +69,8 @@ class Study:
     ----------
     config
         The tables of a config, without method, seed and first weights, from quick, clients of a device type, rounds.
-    seeds
-        How many.
+    seeds, sampled_seeds
+        How many, and how many of them for sampled clients.
     rates
         η that are tried for each method.
     pooled_rates
@@ -79,6 +79,7 @@ class Study:
 
     config: Callable[[bool, int, int], dict[str, Any]]
     seeds: int
+    sampled_seeds: int
     rates: list[float]
     pooled_rates: list[float]
 
@@ -121,13 +122,16 @@ class Study:
         for seed, run in beginnings(found).items():
             if seed != found.seed:
                 plans.append((FIVE, planned(from_pooled(self.config(found.quick, 1, ROUNDS), run), five, [seed])))
-            tables = from_pooled(self.config(found.quick, 4, SAMPLED_ROUNDS), run)
-            plans.append((SAMPLED, planned(tables, variants, [seed])))
+            if seed in found.seeds(self.sampled_seeds):
+                tables = from_pooled(self.config(found.quick, 4, SAMPLED_ROUNDS), run)
+                plans.append((SAMPLED, planned(tables, variants, [seed])))
         return plans
 
     def measure(self, found: Found) -> Measured:
         base = beginnings(found)
-        one, four = ({seed: self.federation(found.quick, clients, seed) for seed in base} for clients in (1, 4))
+        sampled_seeds = found.seeds(self.sampled_seeds)
+        one = {seed: self.federation(found.quick, 1, seed) for seed in base}
+        four = {seed: self.federation(found.quick, 4, seed) for seed in base if seed in sampled_seeds}
         points = {seed: operating_point(heard(run, one[seed], "global")) for seed, run in base.items()}
 
         def alarms(runs: Mapping[int, Run], of: Mapping[int, Federation], model: Model) -> list[dict[Place, float]]:
