@@ -34,9 +34,11 @@ class SameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        lacking = [max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in (x.shape[3], x.shape[2])]
-        sides = [side for n in lacking for side in (n // 2, n - n // 2)]
-        return super().forward(F.pad(x, sides) if any(sides) else x)
+        lacking = [max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in (x.shape[2], x.shape[3])]
+        if any(n % 2 for n in lacking):
+            x = F.pad(x, [side for n in reversed(lacking) for side in (n // 2, n - n // 2)])
+            lacking = [0, 0]
+        return F.conv2d(x, self.weight, None, self.stride, [n // 2 for n in lacking], groups=self.groups)
 
 
 class Block(nn.Module):
@@ -52,8 +54,8 @@ class Block(nn.Module):
         self.widens, self.adds = widening > 1, stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
-        out = F.relu6(self._bn1(self._depthwise_conv(out)))
+        out = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.widens else x
+        out = F.relu6(self._bn1(self._depthwise_conv(out)), inplace=True)
         out = self._bn2(self._project_conv(out))
         return cast(Tensor, out + x if self.adds else out)
 
@@ -87,7 +89,7 @@ class EfficientNetLite0(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)
         x = x.contiguous(memory_format=torch.channels_last)  # twice as fast on a CPU
-        x = F.relu6(self._bn0(self._conv_stem(x)))
+        x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
         for block in self._blocks:
             x = block(x)
         return F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))

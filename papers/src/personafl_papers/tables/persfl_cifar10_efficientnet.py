@@ -55,7 +55,7 @@ def config(split: str, quick: bool) -> dict[str, Any]:
     return {
         **persfl_tables.config(SOURCE, split, quick),
         "model": {"name": "mclr"},
-        "backbone": {"path": weights, "kind": "module", "module": module},
+        "backbone": {"path": weights, "kind": "module", "module": module, "batch_size": 16},
         "rounds": 2 if quick else ROUNDS,
         "eval_every": 0,
     }
