@@ -53,7 +53,9 @@ class OnnxModule(nn.Module):
 
     def _all(self, given: dict[str, Tensor], inputs: Any) -> Tensor:
         """The output for all rows."""
-        arrays = {each.name: given[each.name].cpu().numpy().astype(_TYPES[each.type]) for each in inputs}
+        arrays: dict[str, Any] = {
+            each.name: given[each.name].cpu().numpy().astype(_TYPES[each.type]) for each in inputs
+        }
         rows, fixed = len(next(iter(arrays.values()))), inputs[0].shape[0]
         size = fixed if isinstance(fixed, int) else rows
         made = [self._run(arrays, start, size) for start in range(0, rows, max(1, size))]

@@ -51,10 +51,10 @@ TABLE = Table(
         ),
         *(
             Claim(
-                f"{row}'s {kind} has fewer false alarms than the pooled model it began with, normal state", "ours",
+                f"{row}'s {kind} {have} fewer false alarms than the pooled model it began with, normal state", "ours",
                 (part,), below(part, MEAN, row, [BEGINNING]), False,
             )
-            for part, kind in ((GN, "global model"), (PN, "personalized models"))
+            for part, kind, have in ((GN, "global model", "has"), (PN, "personalized models", "have"))
             for row in ROWS.values()
             if (part, row) != (GN, "Self-FL")
         ),
