@@ -9,7 +9,7 @@ import torch
 
 from personafl.checks import path_of
 from personafl.errors import ConfigError, DataError
-from personafl.federation import datasets, folders
+from personafl.federation import datasets
 from personafl.federation.arrays import (
     Array,
     Pair,
@@ -21,6 +21,7 @@ from personafl.federation.arrays import (
 )
 from personafl.federation.labels import LabelType, label_notes, typed_labels
 from personafl.federation.missing import Missing, check_missing, filled
+from personafl.federation.other_folders import Format, read_as
 from personafl.federation.partition import Partition
 from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.splits import (
@@ -222,6 +223,7 @@ class FromArrays(SampleStore):
         cls,
         path: str | os.PathLike[str],
         *,
+        format: Format = "npz",
         splits: Sequence[float] = DEFAULT_SPLITS,
         splitting: Splitting = "random",
         seed: int = 0,
@@ -238,10 +240,16 @@ class FromArrays(SampleStore):
         unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`.
         Nothing in a file is executed: pickled objects are refused. Other files of the folder are left alone.
 
+        Or a folder that another library wrote, used as it is divided there (docs/coming-from.md).
+
         Parameters
         ----------
         path
             The folder.
+        format
+            `npz`, as above; `pfllib`: dataset/NAME of PFLlib, with train/0.npz, test/0.npz, …, whose pickles are
+            read without being executed; `leaf`: data/NAME/data of LEAF, with train/*.json and test/*.json;
+            `flbench`: data/NAME of FL-bench, with partition.pkl, data.npy and targets.npy.
         splits, splitting, seed, classes, label_type, missing, length, name
             As in `from_arrays`; the name is the folder's unless given.
 
@@ -256,15 +264,16 @@ class FromArrays(SampleStore):
         ('phone-2', 'phone-10')
         """
         folder = path_of(path)
-        data, groups = folders.read_folder(folder)
+        brought = read_as(folder, format)
         return cls.from_clients(
-            data,
-            groups=groups or None,
+            brought.data,
+            groups=brought.groups,
             splits=splits,
             splitting=splitting,
             seed=seed,
             length=length,
-            classes=classes,
+            classes=brought.classes if classes is None else classes,
+            class_names=brought.class_names,
             label_type=label_type,
             missing=missing,
             name=name or folder.resolve().name,
