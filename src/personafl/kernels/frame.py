@@ -39,6 +39,7 @@ class Frame:
         self, key: Tensor | None, weight: Tensor | None, clients: int | None = None, rows: int = 0,
         fixed: bool = False, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
+        """Begin a pass through the model."""
         self.key, self.weight, self._calls, self.clients, self.rows = key, weight, 0, clients, rows
         self.fixed, self.recorder, self._operations = fixed, recorder, 0
 
