@@ -261,13 +261,16 @@ class Convolution(ByClient, _ConvNd):
         return plain and self.in_channels <= FEW_CHANNELS
 
 
-class Conv1d(Convolution, nn.Conv1d): ...
+class Conv1d(Convolution, nn.Conv1d):
+    """`nn.Conv1d` for each client."""
 
 
-class Conv2d(Convolution, nn.Conv2d): ...
+class Conv2d(Convolution, nn.Conv2d):
+    """`nn.Conv2d` for each client."""
 
 
-class Conv3d(Convolution, nn.Conv3d): ...
+class Conv3d(Convolution, nn.Conv3d):
+    """`nn.Conv3d` for each client."""
 
 
 class Transposed(ByClient, _ConvTransposeNd):

@@ -70,6 +70,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
+        """Whether there is a run: a run.toml."""
         return (self.path / "run.toml").is_file()
 
     @property
