@@ -32,7 +32,9 @@ class APFL(Algorithm):
     """A mixture of a local and the global model, its weight fixed or learned."""
 
     alpha: float = searched_among(0.5, (0.1, 0.25, 0.5, 0.75, 0.9))
+    """α: the share of the client's own model in what it uses; where `adaptive`, its first value."""
     adaptive: bool = False
+    """Whether each client learns its α."""
 
     about = About(
         name="apfl",

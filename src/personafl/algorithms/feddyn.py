@@ -37,6 +37,7 @@ class FedDyn(Algorithm):
     """Local losses that are tilted until their optima agree."""
 
     alpha: float = searched(0.1, 0.001, 1.0)
+    """α: how strongly clients are held together; smaller is faster and less stable."""
 
     about = About(
         name="feddyn",

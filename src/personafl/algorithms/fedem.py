@@ -42,7 +42,9 @@ class FedEM(WrapsModule, Welcomes, Algorithm):
     """A mixture of shared models, with shares of one's own."""
 
     components: int = searched_among(3, (2, 3, 4))
+    """M: how many models are mixed; each costs a model of traffic and time."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     about = About(
         name="fedem",

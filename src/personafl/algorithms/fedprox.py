@@ -27,6 +27,7 @@ class FedProx(FedAvg):
     """FedAvg whose local training is pulled towards the global model."""
 
     mu: float = searched(0.1, 0.001, 1.0)
+    """μ: how strongly local training is pulled back to the global model; 0 is `fedavg`."""
 
     about = replace(FedAvg.about, name="fedprox", paper="Li et al. 2020")
 

@@ -43,10 +43,15 @@ class KNNPer(ForSomeModels, WrapsModule, FedAvg):
     """FedAvg's model, mixed with the nearest of the client's own samples."""
 
     neighbours: int = 10
+    """How many of the nearest training samples vote."""
     memory: int = 200
+    """How many training samples a client remembers, at the most."""
     scale: float = 1.0
+    """The distance between features over which a neighbour's vote fades."""
     lam: float | None = None
+    """λ: the share of the neighbours in the answer. Left out: chosen on validation data."""
     layer: str = ""
+    """The layer whose features are compared. Empty: what goes into the last layer."""
 
     # The shape of the keys and the number of classes: set by `prepare`.
     _shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)
@@ -213,6 +218,7 @@ class Accuracies:
 
     @property
     def width(self) -> int:
+        """How many features it takes: the classes' probabilities by the model and by the neighbours."""
         return 2 * self.classes
 
     def __call__(self, outputs: Tensor, y: Tensor, features: Tensor) -> Tensor:

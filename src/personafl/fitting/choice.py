@@ -289,8 +289,9 @@ def _folds(owner: Ints, seed: int) -> Ints:
 def _cross_fitted(
     ways: Sequence[Way], log_likelihood: Floats, owner: Ints, clients: int, fold: Ints, points: Points
 ) -> list[Floats]:
-    """For each way the weights of each sample (N, F), made of the samples of the other folds; so is the choice of a
-    single model.
+    """For each way the weights of each sample (N, F), made of the samples of the other folds.
+
+    So is the choice of a single model.
     """
     out = [np.empty_like(log_likelihood) for _ in ways]
     for k in range(FOLDS):

@@ -207,8 +207,10 @@ def _searched(search: Search, trainer: Trainer, clock: Clock, folder: Path, show
 
 
 def _closing_seconds(search: Search, samples: int) -> float:
-    """What the end may take: the data goes through every finalist a few times, as an evaluation does, and the choice
-    goes through the validation samples a few hundred times.
+    """What the end may take.
+
+    The data goes through every finalist a few times, as an evaluation does, and the choice goes through the validation
+    samples a few hundred times.
     """
     shortest = [o.seconds / o.rounds for c in search.candidates for o in c.outcomes.values() if not o.why]
     return (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples

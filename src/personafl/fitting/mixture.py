@@ -63,8 +63,9 @@ def stacked_mixtures(tasks: Sequence[Task], thetas: Sequence[Tensor], weights: F
 
 
 def mixed_outputs(kind: LearningTask, outputs: Tensor, weights: Floats) -> Tensor:
-    """Predictions of F models (F, N, …), mixed with the weights of each sample (N, F); a model alone stays as it is,
-    to the bit.
+    """Predictions of F models (F, N, …), mixed with the weights of each sample (N, F).
+
+    A model alone stays as it is, to the bit.
     """
     shares = torch.from_numpy(weights.T.astype(np.float32))
     if len(outputs) == 1:

@@ -173,8 +173,10 @@ class Fit(Run):
         return self._mix(row, lambda run, who: run.global_model() if who == "global" else run.personal(client))
 
     def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
-        """A model for somebody who was not there: each finalist is personalized as its method does it, and mixed with
-        the weights of a client of which nothing is known.
+        """A model for somebody who was not there.
+
+        Each finalist is personalized as its method does it, and mixed with the weights of a client of which nothing is
+        known.
         """
         row = np.array(self.summary["newcomer"])
         return self._mix(row, lambda run, who: run.global_model() if who == "global" else run.personalize(x, y))

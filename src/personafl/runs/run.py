@@ -208,6 +208,7 @@ class Run(RunTables):
 
     @property
     def algorithm(self) -> Algorithm:
+        """The algorithm with its hyper-parameters."""
         if self._algorithm is None:
             found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
@@ -263,6 +264,7 @@ class Run(RunTables):
 
     @property
     def task(self) -> Task:
+        """The model with its loss and metrics."""
         if self._task is None:
             resolved = self.manifest["resolved"]
             module = self._module
@@ -324,6 +326,8 @@ def load_run(
         The frozen backbone of a run on features, or the path of its weights; compared with the run's by its hash. Left
         out, it is looked for where it was.
     """
+    if (Path(path) / "fit.json").is_file():
+        raise RunError(f"{path} is the folder of a fit: open it with load_fit")
     run = Run(path, module, algorithm, backbone=backbone)
     if backbone is not None:
         _ = run.backbone  # checked now, not when a model is asked for

@@ -65,6 +65,7 @@ class Predictions:
 
 
 def prediction_columns(who: str, outputs: Tensor) -> dict[str, pa.Array]:
+    """Columns of predictions.parquet for one model's outputs (N, C): the most probable class, and how probable."""
     confidence, most_probable = torch.softmax(outputs.float(), -1).max(-1)
     columns = {
         f"{who}_class": pa.array(most_probable.numpy().astype(np.int32)),
