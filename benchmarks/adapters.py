@@ -35,6 +35,8 @@ from personafl_bench.peers.lora import CLASSES, with_lora
 from personafl_bench.peers.protocol import serve
 
 BATCH, TOKENS, SAMPLES, LR = 8, 32, 40, 0.05
+# Threads of OpenMP that wait for each other would otherwise burn the time that they wait, on a machine with other work.
+ENVIRONMENT = {**_ENVIRONMENT, "OMP_WAIT_POLICY": "passive"}
 OWN, PEERS = ("stacked", "loop", "threaded"), {"flower": "loaded", "flower-kept": "kept"}
 
 
@@ -134,7 +136,7 @@ def race(folder: Path, names: list[str], repeat: int) -> dict[str, Any]:
     out: dict[str, Any] = {"frozen_mb": frozen / 1e6, "loss_before": start, "contestants": {}}
     try:
         for name, command in commands.items():
-            contestant = Contestant(name, command, folder, _ENVIRONMENT)
+            contestant = Contestant(name, command, folder, ENVIRONMENT)
             entered.append(contestant)
             contestant.introduce()
         for turn in range(repeat + 1):  # the first one is a warm-up

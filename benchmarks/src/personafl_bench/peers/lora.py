@@ -1,6 +1,7 @@
 """A pretrained BERT with LoRA, as peft's documentation makes it, for all contestants of benchmarks/adapters.py."""
 
 import os
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ def with_lora(folder: str) -> Any:
         task_type=TaskType.SEQ_CLS, r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=["query", "value"]
     )
     return get_peft_model(net, config).train()
+
+
+@lru_cache
+def kept(folder: str) -> Any:
+    """The same, loaded once by a process."""
+    return with_lora(folder)
 
 
 def trained(net: nn.Module) -> Any:

@@ -7,7 +7,6 @@ the model that it has loaded, which a ClientApp does not do by itself.
 """
 
 import sys
-from functools import lru_cache
 
 import flwr
 import protocol
@@ -18,10 +17,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from lora import trained, with_lora
+from lora import kept, trained, with_lora
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
-
-kept_model = lru_cache(with_lora)
 
 
 def main(how, folder):
@@ -55,7 +52,7 @@ def client(how, folder):
     def train(message, context):
         torch.set_num_threads(1)
         job = torch_models.given(folder).settings
-        model = (kept_model if how == "kept" else with_lora)(job["weights"])
+        model = (kept if how == "kept" else with_lora)(job["weights"])
         x, y = torch_models.clients(folder)[context.node_config["partition-id"]]
         set_peft_model_state_dict(model, message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], job["lr"])
