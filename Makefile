@@ -6,6 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
+DOCS_STAMP := $(VENV)/.docs-installed
 TORCH := $(shell sed -n '/^torch==/p' requirements.lock)
 LOCK_EXTRAS := dev flower privacy ray
 PROJECTS := pyproject.toml papers/pyproject.toml benchmarks/pyproject.toml
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(PY) -m pip install --no-input --no-compile $(if $(MAKE_TERMOUT),,-qq)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests test-slow lint format types lock bench clean FORCE
+.PHONY: help install demo docs test tests test-slow lint format types lock bench clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -27,6 +28,10 @@ install: $(STAMP) ## set up .venv: torch, the locked packages, personafl itself
 
 demo: install ## train and compare on a small data set, and write a report
 	@$(VENV)/bin/personafl demo
+
+# Its packages are not among those of `make install`: tests and users do not need them.
+docs: $(DOCS_STAMP) ## build the documentation site into build/site
+	@$(PY) scripts/site/build.py
 
 # Types are checked while the first tests run.
 test: lint ## lint, types, the tests and the examples in docstrings
@@ -54,9 +59,11 @@ types: install ## check types
 bench: install ## measure speed on this machine
 	@$(VENV)/bin/personafl bench
 
-lock: ## write requirements.lock from what is installed in .venv now
+lock: ## write requirements.lock and requirements-docs.lock from what is installed in .venv now
 	@$(PY) scripts/lock.py $(LOCK_EXTRAS) > requirements.lock.new || { rm -f requirements.lock.new; exit 1; }
 	@mv requirements.lock.new requirements.lock
+	@$(PY) scripts/lock.py --alone docs > requirements-docs.lock.new || { rm -f requirements-docs.lock.new; exit 1; }
+	@mv requirements-docs.lock.new requirements-docs.lock
 
 clean: ## remove .venv, caches and build artefacts (runs/ stays)
 	rm -rf $(VENV) build dist */src/*.egg-info src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -86,3 +93,7 @@ $(STAMP): $(PROJECTS) requirements.lock
 	echo "install: personafl, its papers and its benchmarks"; \
 	$(PIP_INSTALL) --no-deps --no-build-isolation -e . -e papers -e benchmarks; \
 	rm $(UNFINISHED); echo "$(CURDIR)" > $(STAMP)
+
+$(DOCS_STAMP): $(STAMP) requirements-docs.lock
+	@echo "install: the packages of requirements-docs.lock"; $(PIP_INSTALL) -r requirements-docs.lock
+	@touch $@

@@ -34,7 +34,7 @@ import torch
 from personafl.algorithms import FedAvg
 from personafl.backends.ray.clients import RayClients
 from personafl.backends.ray.start import _only_here
-from personafl.engines.base import torch_threads
+from personafl.engines.machine import torch_threads
 from personafl.engines.stacked import StackedEngine
 from personafl.settings import EngineSettings, RaySettings, Schedule
 from personafl.states import Ints

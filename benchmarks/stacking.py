@@ -22,7 +22,7 @@ from personafl import Federation
 from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
-from personafl.engines.base import torch_threads
+from personafl.engines.machine import torch_threads
 from personafl.jobs import module_task
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local

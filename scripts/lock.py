@@ -1,11 +1,12 @@
 """Print exact pins of what personafl needs, as installed in the environment that runs this.
 
     python scripts/lock.py [EXTRA ...] > requirements.lock
+    python scripts/lock.py --alone EXTRA > requirements-EXTRA.lock
 
-Starts from pyproject.toml (its dependencies, the build backend and the named extras) and follows installed
-packages' own requirements, so what else lies in the environment stays out of the lock. torch is pinned without
-its build label (2.13.0, not 2.13.0+cpu) and without the accelerator packages that only some builds ask for: one
-lock serves every build.
+Starts from pyproject.toml (its dependencies, the build backend and the named extras; `--alone`: the extras only) and
+follows installed packages' own requirements, so what else lies in the environment stays out of the lock. torch is
+pinned without its build label (2.13.0, not 2.13.0+cpu) and without the accelerator packages that only some builds ask
+for: one lock serves every build.
 """
 
 import re
@@ -46,11 +47,11 @@ def pins(roots: list[str]) -> dict[str, str]:
     return found
 
 
-def main(extras: list[str]) -> None:
-    """Write the lock for the package, its build backend and `extras` to standard output."""
+def main(extras: list[str], alone: bool) -> None:
+    """Write the lock for the package, its build backend and `extras` to standard output; `alone`: of `extras` only."""
     pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
     project = pyproject["project"]
-    roots = [*project["dependencies"], *pyproject["build-system"]["requires"]]
+    roots = [] if alone else [*project["dependencies"], *pyproject["build-system"]["requires"]]
     for extra in extras:
         roots += project["optional-dependencies"][extra]
     print(f"# What personafl{extras} is tested with. Written by `make lock`; do not edit.".replace("'", ""))
@@ -59,4 +60,4 @@ def main(extras: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([word for word in sys.argv[1:] if word != "--alone"], "--alone" in sys.argv)

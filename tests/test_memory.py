@@ -10,7 +10,7 @@ SCRIPT = """
 import sys
 import torch
 from personafl.config import parse
-from personafl.engines.base import reuse_memory
+from personafl.engines.machine import reuse_memory
 from personafl.jobs import train_config
 
 def resident():

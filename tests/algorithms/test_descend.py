@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from personafl.algorithms.base import Context
-from personafl.engines.base import StepBatches
+from personafl.engines.work import StepBatches
 from personafl.settings import Local
 
 START, TARGET, ANCHOR = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.1, 0.0, -0.2])

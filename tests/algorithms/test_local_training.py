@@ -14,7 +14,7 @@ from personafl.algorithms import ALGORITHMS, SCAFFOLD, FedAMP, FedPer, PerFedAvg
 from personafl.algorithms.base import Context
 from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
-from personafl.engines.base import StepBatches, Work
+from personafl.engines.work import StepBatches, Work
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.kernels.task import Task

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from personafl.cli import app
-from personafl.engines.base import torch_threads
+from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
 from personafl_bench import contest, machine, references
 from personafl_bench.jobs import CNN_JOB, EVALUATION, JOBS, LSTM, MNIST_JOB, SMALL, Job

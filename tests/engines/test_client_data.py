@@ -11,7 +11,7 @@ from torch import nn
 
 from personafl.algorithms import About, FedAvg, Mean, Sent
 from personafl.engines import ENGINES
-from personafl.engines.base import Work
+from personafl.engines.work import Work
 from personafl.federation import Federation
 from personafl.kernels.task import Task
 from personafl.settings import Local

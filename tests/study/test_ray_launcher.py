@@ -18,7 +18,7 @@ import tomli_w
 from rich.console import Console
 
 from personafl.cli import main
-from personafl.engines.base import cores
+from personafl.engines.machine import cores
 from personafl.errors import ConfigError, RunError
 from personafl.runs.watch import lock_held
 from personafl.storage import checkpoint

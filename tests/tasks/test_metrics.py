@@ -117,7 +117,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def any_labels(monkeypatch):
-    monkeypatch.setattr("personafl.federation.federation.check_labels", lambda fed: None)
+    monkeypatch.setattr("personafl.federation.store.check_labels", lambda fed: None)
 
 
 def test_segmentation_leaves_ignored_pixels_out(any_labels):

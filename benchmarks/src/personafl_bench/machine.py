@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from personafl.engines.base import torch_threads
+from personafl.engines.machine import torch_threads
 
 SIDE = 1024
 COPIED = 1 << 26

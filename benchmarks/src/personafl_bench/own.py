@@ -17,7 +17,7 @@ from torch import Tensor
 from personafl.algorithms import Algorithm, Ditto, FedAvg, SelfFL
 from personafl.algorithms.base import Sent
 from personafl.engines import Engine, Work, make_engine
-from personafl.engines.base import cores, reuse_memory
+from personafl.engines.machine import cores, reuse_memory
 from personafl.settings import EngineSettings, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.streams import generator

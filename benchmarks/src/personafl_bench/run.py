@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from personafl.engines.base import cores
+from personafl.engines.machine import cores
 from personafl.errors import ConfigError
 from personafl_bench import contest, machine
 from personafl_bench.jobs import JOBS

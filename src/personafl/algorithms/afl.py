@@ -37,6 +37,7 @@ class AFL(ReportsServer, Algorithm):
     """FedAvg whose weights go to the clients with the largest losses."""
 
     lambda_lr: float = 0.01
+    """γ: how fast λ moves to the clients with the largest losses; 0 leaves it even."""
 
     about = About(
         name="afl",

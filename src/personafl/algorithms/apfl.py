@@ -31,7 +31,9 @@ class APFL(Algorithm):
     """A mixture of a local and the global model, its weight fixed or learned."""
 
     alpha: float = 0.5
+    """α: the share of the client's own model in what it uses; where `adaptive`, its first value."""
     adaptive: bool = False
+    """Whether each client learns its α."""
 
     about = About(
         name="apfl",

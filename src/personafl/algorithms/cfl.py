@@ -42,11 +42,17 @@ class CFL(Welcomes, ReportsServer, Algorithm):
     """Clusters that are found by the directions of the clients' updates, each with fedavg of its own."""
 
     eps1: float | None = None
+    """ε1: a cluster whose mean update is shorter is stationary. Left out: by `stationary`."""
     eps2: float | None = None
+    """ε2: a cluster is split only if a client's update is longer. Left out: 4 ε1."""
     stationary: float = 0.1
+    """ε1 as a share of the longest mean update that the cluster has had."""
     gamma: float = 0.7
+    """γ: how clearly the two parts must differ to be split; between 0 and 1."""
     linkage: Literal["single", "complete"] = "single"
+    """How a cluster is parted: as the paper says (single), or as its authors' code does."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     newcomer_rounds: ClassVar[int] = 2
     about = About(

@@ -27,7 +27,9 @@ class Ditto(Algorithm):
     """A personal model that is trained beside the global one and pulled towards it."""
 
     lam: float = 1.0
+    """λ: how strongly v is pulled towards the global model; 0 is training alone."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     about = About(
         name="ditto",

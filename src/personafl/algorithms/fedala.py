@@ -37,10 +37,15 @@ class FedALA(Algorithm):
     """Local training from an element-wise mixture of the client's model and the global one."""
 
     layers: int = 1
+    """How many of the last layers are mixed number by number; 0 is `fedavg`."""
     weight_lr: float = 1.0
+    """η of the mixing weights W."""
     start_steps: int = 40
+    """Steps for W in a client's second round."""
     weight_steps: int = 1
+    """Steps for W in each round after."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     # Which pieces of the vector are mixed: set by `prepare`.
     _pieces: ClassVar[Pieces] = Pieces(())

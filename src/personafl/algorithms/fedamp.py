@@ -48,6 +48,7 @@ class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """What both have in common: everything but the weights."""
 
     pull: float = 0.1
+    """λ/α_k: how strongly a client's model is pulled towards its u_i, where `lam` is left out."""
 
     newcomer_rounds: ClassVar[int] = 2
     uplink: ClassVar[Uplink] = {
@@ -119,12 +120,19 @@ class FedAMP(_MessagePassing):
     """Each client gets its own cloud model, in which similar clients weigh more (Euclidean distance)."""
 
     sigma: float | None = None
+    """σ: the squared distance between models over which similarity fades. Left out: by `sigma_scale`."""
     alpha: float | None = None
+    """α_k: how much the models of others count; it needs `sigma`. Left out: by `alpha_fraction`."""
     lam: float | None = None
+    """λ of equation (6). Left out: `pull` times α_k."""
     sigma_scale: float = 0.25
+    """σ as a multiple of the median squared distance between models, measured in each round."""
     alpha_fraction: float = 0.95
+    """α_k as a share of the largest value at which all weights are convex."""
     alpha_decay: float = 1.0
+    """What α_k is multiplied by, every `alpha_decay_every` rounds."""
     alpha_decay_every: int = 30
+    """After how many rounds `alpha_decay` counts again."""
 
     about = About(
         name="fedamp",
@@ -178,8 +186,11 @@ class HeurFedAMP(_MessagePassing):
     """FedAMP with cosine similarity, for deep networks, and a fixed weight for a client's own model."""
 
     self_weight: float = 0.3
+    """ξ_ii: the weight of a client's own model."""
     sigma: float | None = None
+    """σ: how sharply weights follow the cosine between models. Left out: by `contrast`."""
     contrast: float = 2.0
+    """σ times the standard deviation of the cosines."""
 
     about = replace(FedAMP.about, name="heurfedamp")
 

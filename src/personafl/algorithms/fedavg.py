@@ -32,6 +32,7 @@ class FedAvg(Algorithm):
     """Clients train the global model, the server averages the results."""
 
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     about = About(name="fedavg", paper="McMahan et al. 2017", personalized="the locally trained y_i", keeps="y_i")
 
@@ -80,6 +81,7 @@ class FineTuned(Algorithm):
     """Mix-in: the personalized model is the global one, fine-tuned."""
 
     fine_tune_steps: int = 40
+    """Steps on the client's own training data before its model is used; 0 is the global model."""
 
     def __post_init__(self) -> None:
         check("algorithm.fine_tune_steps", self.fine_tune_steps, self.fine_tune_steps >= 0, "at least 0")

@@ -32,7 +32,9 @@ class FedBABU(SharedBody):
     """A body that is trained under a random head; fine-tuned for each client."""
 
     fine_tune_steps: int = 40
+    """Steps on the client's own training data before its model is used."""
     fine_tune: Literal["all", "head"] = "all"
+    """What these steps change: the whole model, or its head."""
 
     about = About(
         name="fedbabu",

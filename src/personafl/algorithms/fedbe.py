@@ -46,8 +46,11 @@ class FedBE(SendsForEvaluation, FedAvg):
     """FedAvg whose clients first learn from models drawn around the mean."""
 
     samples: int = 5
+    """S: how many models are drawn around the mean, as teachers."""
     distill_steps: int = 5
+    """Steps in which a client distils from the teachers, before its own."""
     distill_lr: float | None = None
+    """η_d: their learning rate. Left out: that of `[local]`."""
 
     about = replace(FedAvg.about, name="fedbe", paper="Chen, Chao 2021", traffic=("2", "1 + S"))
 

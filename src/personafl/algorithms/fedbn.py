@@ -32,7 +32,9 @@ class FedBN(ForSomeModels, Algorithm):
     """Shared layers with personal normalization between them."""
 
     norms: Literal["batch", "all"] = "batch"
+    """Which layers stay with the client: those of batch normalization, or all that normalize."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     # Which pieces of the vector are norms: set by `prepare`.
     _pieces: ClassVar[Pieces] = Pieces(())

@@ -36,6 +36,7 @@ class FedDyn(Algorithm):
     """Local losses that are tilted until their optima agree."""
 
     alpha: float = 0.1
+    """α: how strongly clients are held together; smaller is faster and less stable."""
 
     about = About(
         name="feddyn",

@@ -41,7 +41,9 @@ class FedEM(WrapsModule, Welcomes, Algorithm):
     """A mixture of shared models, with shares of one's own."""
 
     components: int = 3
+    """M: how many models are mixed; each costs a model of traffic and time."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     about = About(
         name="fedem",

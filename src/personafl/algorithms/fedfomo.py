@@ -42,8 +42,11 @@ class FedFomo(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """Models of those that help, weighed by how much they do."""
 
     candidates: int = 5
+    """How many other clients' models a client is sent."""
     explore: float = 0.3
+    """ε: the chance that one of them is drawn at random, in the first round."""
     explore_decay: float = 0.05
+    """By how much ε falls with each round."""
 
     uses_validation: ClassVar[bool] = True
     about = About(

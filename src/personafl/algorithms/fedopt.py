@@ -35,7 +35,9 @@ class FedAvgM(FedAvg):
     """FedAvg with momentum on the server."""
 
     momentum: float = 0.9
+    """β: how much of the server's last move goes on."""
     server_lr: float = 1.0
+    """η: the server's learning rate."""
 
     about = replace(FedAvg.about, name="fedavgm", paper="Hsu et al. 2019")
 
@@ -57,8 +59,11 @@ class FedAdagrad(FedAvg):
     """FedAvg whose server divides by the root of the sum of squared updates."""
 
     server_lr: float = 0.1
+    """η: the server's learning rate; about the most that a parameter moves in a round."""
     beta1: float = 0.0
+    """β1: how much of the mean of former updates is kept."""
     tau: float = 1e-3
+    """τ: keeps steps of parameters that hardly moved from being large."""
 
     about = replace(FedAvg.about, name="fedadagrad", paper="Reddi et al. 2021")
 
@@ -86,8 +91,11 @@ class FedAdam(FedAdagrad):
     """FedAvg whose server is Adam."""
 
     server_lr: float = 0.01
+    """η: the server's learning rate; about the most that a parameter moves in a round."""
     beta1: float = 0.9
+    """β1: how much of the mean of former updates is kept."""
     beta2: float = 0.99
+    """β2: how much of the mean of their squares is kept."""
 
     about = replace(FedAdagrad.about, name="fedadam")
 

@@ -38,8 +38,11 @@ class FedPA(FedAvgM):
     """Updates that know how sure a client is in each direction."""
 
     samples: int = 5
+    """ℓ: how many samples of its posterior a client takes, at the most."""
     rho: float = 0.1
+    """ρ: how much the sample covariance counts beside the identity; 0 is the identity alone."""
     burn_in_rounds: int = 10
+    """Rounds of `fedavgm` before posteriors count."""
 
     about = replace(FedAvgM.about, name="fedpa", paper="Al-Shedivat et al. 2021")
 

@@ -49,8 +49,11 @@ class FedPAC(Welcomes, FedRep):
     """FedRep with features drawn to class centroids and heads that the server combines for each client."""
 
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
     lam: float = 1.0
+    """λ: how strongly features are drawn to the centroid of their class."""
     combine: bool = True
+    """Whether the server combines heads for each client, or each keeps its own."""
 
     # The numbers of classes and features: set by `prepare`.
     _by_class: ClassVar[ByClass] = ByClass(0, 0)

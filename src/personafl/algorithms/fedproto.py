@@ -40,6 +40,7 @@ class FedProto(ForSomeModels, Separate):
     """Local training whose features are drawn to everybody's prototype of their class."""
 
     lam: float = 1.0
+    """λ: how strongly features are drawn to everybody's prototype of their class; 0 is training alone."""
 
     # The numbers of classes and features: set by `prepare`.
     _by_class: ClassVar[ByClass] = ByClass(0, 0)

@@ -26,6 +26,7 @@ class FedProx(FedAvg):
     """FedAvg whose local training is pulled towards the global model."""
 
     mu: float = 0.1
+    """μ: how strongly local training is pulled back to the global model; 0 is `fedavg`."""
 
     about = replace(FedAvg.about, name="fedprox", paper="Li et al. 2020")
 

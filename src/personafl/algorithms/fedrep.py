@@ -33,8 +33,11 @@ class FedRep(SharedBody):
     """A shared representation, trained under personal heads that are fitted to it first."""
 
     weights: Literal["samples", "equal"] = "equal"
+    """How clients count in the mean: by their training samples, or all the same."""
     head_steps: int = 10
+    """Steps of the head alone, before those of the body."""
     body_steps: int | None = None
+    """Steps of the body. Left out: those of `[local]`."""
 
     about = About(
         name="fedrep",

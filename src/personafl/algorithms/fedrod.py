@@ -37,6 +37,7 @@ class FedRoD(ForSomeModels, WithHead):
     """A generic model with balanced softmax, and a personal head beside its own."""
 
     gamma: float = 1.0
+    """γ: how strongly the loss of the generic model is balanced over classes; 0 is the plain loss."""
 
     _classes: ClassVar[int] = 0  # set by `prepare`
     about = About(

@@ -35,8 +35,11 @@ class FML(Algorithm):
     """A private model that learns from the federation's model, which learns from it."""
 
     alpha: float = 0.5
+    """α: how much the private model learns from labels; the rest from the other model."""
     beta: float = 0.5
+    """β: the same for the model that is sent."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     about = About(
         name="fml",

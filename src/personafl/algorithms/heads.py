@@ -25,8 +25,11 @@ class WithHead(HasHead, Algorithm):
     """An algorithm that treats the head of a model in its own way."""
 
     head: int = 1
+    """How many of the last layers are the head."""
     head_names: tuple[str, ...] = ()
+    """The head by the first letters of its parameters' names, in place of `head`: `["fc2"]`."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     # Which pieces of the vector belong to the head: set by `prepare`.
     _pieces: ClassVar[Pieces] = Pieces(())

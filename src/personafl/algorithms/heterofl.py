@@ -39,9 +39,13 @@ class HeteroFL(ForSomeModels, Algorithm):
     """Sub-networks of several widths, averaged where they overlap."""
 
     ratios: tuple[float, ...] = (1.0, 0.5, 0.25)
+    """The widths of clients' networks, as shares of the whole."""
     assign: Literal["clients", "groups"] = "clients"
+    """Whether widths go round the clients, or round the federation's groups."""
     scaler: bool = True
+    """Whether narrow networks are scaled in training as wide ones are."""
     weights: Literal["samples", "equal"] = "equal"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     # Of each number of the vector: the width above which a network has it, and whether it is a hidden layer's. And of
     # each client its width. All set by `prepare`.

@@ -38,7 +38,9 @@ class IFCA(Algorithm):
     """A number of clusters with a model each; clients choose by their training loss."""
 
     clusters: int = 2
+    """k: how many models there are to choose from."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     # The sizes of the pieces of the vector: set by `prepare`.
     _sizes: ClassVar[tuple[int, ...]] = ()

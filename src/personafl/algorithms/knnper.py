@@ -43,10 +43,15 @@ class KNNPer(ForSomeModels, WrapsModule, FedAvg):
     """FedAvg's model, mixed with the nearest of the client's own samples."""
 
     neighbours: int = 10
+    """How many of the nearest training samples vote."""
     memory: int = 200
+    """How many training samples a client remembers, at the most."""
     scale: float = 1.0
+    """The distance between features over which a neighbour's vote fades."""
     lam: float | None = None
+    """λ: the share of the neighbours in the answer. Left out: chosen on validation data."""
     layer: str = ""
+    """The layer whose features are compared. Empty: what goes into the last layer."""
 
     # The shape of the keys and the number of classes: set by `prepare`.
     _shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)

@@ -38,9 +38,13 @@ class LotteryFL(ForSomeModels, Algorithm):
     """Masks of one's own by magnitude, rewinding, and averages among those who keep a parameter."""
 
     prune_rate: float = 0.2
+    """The share of the weights that are left which one pruning takes."""
     target: float = 0.5
+    """The share of pruned weights at which a client prunes no more."""
     threshold: float = 0.5
+    """The validation accuracy above which a client prunes."""
     weights: Literal["samples", "equal"] = "samples"
+    """How clients count in the mean: by their training samples, or all the same."""
 
     _prunable: ClassVar[Tensor] = torch.empty(0)  # which numbers of the vector: set by `prepare`
     about = About(

@@ -42,9 +42,13 @@ class MOCHA(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """Multi-task learning with a matrix of relationships."""
 
     lam1: float = 0.03
+    """λ1: how strongly related clients are pulled together."""
     lam2: float = 0.0
+    """λ2: how strongly all models are pulled to the initial weights."""
     omega_every: int = 1
+    """After how many rounds Ω, who is related to whom, is learned anew."""
     smoothing: float = 0.01
+    """What is added to the eigenvalues of WᵀW, as a share of their mean, so that Ω has an inverse."""
 
     about = About(
         name="mocha",

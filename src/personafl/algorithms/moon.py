@@ -54,7 +54,9 @@ class MOON(FedAvg):
     """FedAvg whose local training contrasts features."""
 
     mu: float = 1.0
+    """μ: how much the contrast counts beside the loss; 0 is `fedavg`."""
     temperature: float = 0.5
+    """τ: how sharply the contrast tells similar features from others."""
 
     about = replace(
         FedAvg.about, name="moon", paper="Li, He, Song 2021", keeps="y_i, its previous model of the next round"

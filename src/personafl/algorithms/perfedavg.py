@@ -44,9 +44,13 @@ class PerFedAvg(SeveralBatches, Algorithm):
     """A global model to start from, one gradient step away from everybody's own."""
 
     variant: Literal["first-order", "hessian-free"] = "first-order"
+    """How the meta-gradient is taken: without second derivatives, or with them by differences."""
     alpha: float = 0.01
+    """α: the learning rate of the adapting step."""
     delta: float = 0.001
+    """δ: the length of the differences of the Hessian-free variant."""
     adapt_steps: int = 1
+    """Adapting steps on the client's own training data before its model is used."""
 
     about = About(
         name="perfedavg",

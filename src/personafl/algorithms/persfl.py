@@ -45,10 +45,15 @@ class PersFL(Welcomes, FedAvg):
     """FedAvg, then distillation from each client's best global model."""
 
     temperatures: tuple[float, ...] = (1.0, 5.0, 25.0)
+    """T: the temperatures of the distillation that are tried."""
     imitations: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """λ: the shares of the teacher in the student's loss that are tried."""
     distill_epochs: int = 10
+    """Passes over the client's data for each of them."""
     teacher: Literal["best", "last"] = "best"
+    """The global model of a client's lowest validation loss, or the last."""
     keep_models: bool = False
+    """Whether the server keeps the global models of all rounds, for newcomers to choose from."""
 
     about = About(
         name="persfl",

@@ -43,9 +43,13 @@ class PFedHN(Welcomes, Algorithm):
     """A hypernetwork that makes a model for each client."""
 
     lr: float = 1.0
+    """α: the learning rate of the hypernetwork."""
     embedding_lr: float = 0.5
+    """α_v: that of the clients' embeddings."""
     embedding: int | None = None
+    """How many numbers an embedding has. Left out: 1 + M/4 for M clients."""
     hidden: tuple[int, ...] = (100, 100, 100)
+    """The widths of the hypernetwork's hidden layers; none: it is linear."""
 
     newcomer_rounds: ClassVar[int] = 4
     about = About(

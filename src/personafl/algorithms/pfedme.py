@@ -34,9 +34,13 @@ class PFedMe(Algorithm):
     """A proximal point of the global model for each client."""
 
     lam: float = 15.0
+    """λ: how strongly θ is pulled towards w."""
     personal_lr: float = 0.05
+    """η_p: the learning rate of θ."""
     inner_steps: int = 5
+    """Steps of θ in each local step."""
     beta: float = 1.0
+    """β: how far the server's w moves to the mean of the answers."""
 
     about = About(
         name="pfedme",

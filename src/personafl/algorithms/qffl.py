@@ -41,7 +41,9 @@ class QFFL(FedAvg):
     """Updates weighed by a power of the clients' losses."""
 
     q: float = 1.0
+    """q: how much more clients with large losses count; 0 is `fedavg`."""
     lipschitz: float | None = None
+    """L: the inverse of the server's step. Left out: 1/η."""
 
     about = replace(FedAvg.about, name="qffl", paper="Li et al. 2020", traffic=("1 + a scalar", "1"))
     uses_training: ClassVar[bool] = True

@@ -36,6 +36,7 @@ class SCAFFOLD(Algorithm):
     """Local steps corrected by how a client's gradient differs from everybody's."""
 
     global_lr: float = 1.0
+    """η_g: how far the server moves to the mean of the answers."""
 
     about = About(
         name="scaffold",

@@ -64,17 +64,29 @@ class SelfFL(SendsForEvaluation, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
     l_max: int = 40
+    """The most local steps that (8) may ask for."""
     posterior: Literal["paper", "exact"] = "paper"
+    """S_m as the paper prints it, or as the model's exact posterior has it."""
     variance: Literal["sum", "mean"] = "sum"
+    """σ0² as a sum over the cohort, or as a mean."""
     scope: Literal["cohort", "all"] = "cohort"
+    """Over whom S_m is taken: the active clients, or all that are known."""
     smoothing: float | Literal["activity", "adaptive"] = 1.0
+    """C: how far θ moves to the weighted mean: a number, the activity rate (the paper), or adaptive."""
     warm_rounds: int = 0
+    """Rounds of `fedavg` that come first."""
     window: int = 0
+    """How many rounds σ_m² remembers; 0 is all of them, as in the paper."""
     use_init: bool = True
+    """Whether uncertainty decides where a client starts."""
     use_steps: bool = True
+    """Whether it decides how many steps a client takes."""
     use_weights: bool = True
+    """Whether it decides how much a client counts."""
     clusters: Literal["none", "group", "uncertainty"] = "none"
+    """A level between client and server: none, the federation's groups, or by uncertainty."""
     cluster_count: int = 5
+    """How many clusters there are by uncertainty."""
 
     about = About(
         name="selffl",

@@ -32,7 +32,9 @@ class SelfFLAug(SelfFL):
     """Self-FL whose uncertainties come from local training to convergence."""
 
     extra_steps: int = 100
+    """The most steps after ℓ_m, towards convergence."""
     tolerance: float = 1e-3
+    """Converged: a step moves the parameters by less than this share of their length."""
 
     about = replace(
         SelfFL.about,

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, Sent
 from personafl.algorithms.fedavg import FineTune
-from personafl.engines.base import Engine, Work, cores, torch_threads
+from personafl.engines.base import Engine
 from personafl.engines.loop import LoopEngine
+from personafl.engines.machine import cores, torch_threads
 from personafl.engines.stacked import StackedEngine
 from personafl.engines.threaded import ThreadedEngine
 from personafl.engines.trials import Candidate, Check, Trials, Unfit
+from personafl.engines.work import Work
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
 from personafl.inputs import Inputs, each_input

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -23,67 +18,17 @@ from personafl.algorithms.parameter_groups import rate_factors
 from personafl.engines.batches import BatchPlan, draw
 from personafl.engines.client_data import ClientData
 from personafl.engines.held_back import held_back
+from personafl.engines.work import Result, Work, concatenate, expand_copies
 from personafl.federation import Federation
 from personafl.inputs import Inputs, each_input, some, tensors
 from personafl.kernels.statistics import Moments, by_layer
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
-from personafl.states import Ints, State, each, joined
+from personafl.states import Ints, State, each
 from personafl.streams import Key, mix, name_key, stream_key
 
 Split = Literal["train", "val", "test"]
 ClientFunction = Callable[[State, State], State]
-
-
-@dataclass(frozen=True)
-class Work:
-    """A program to run for some clients: `own` has a row for each of `ids`, and so has `sent.each`."""
-
-    program: Program
-    round: int
-    purpose: str
-    ids: Ints
-    own: State
-    sent: Sent
-
-
-@dataclass(frozen=True)
-class Result:
-    """New states, uploads, step counts and gradient counts, a row for each client in the order of `Work.ids`."""
-
-    own: State
-    up: State
-    steps: Tensor
-    gradients: Tensor
-
-
-class StepBatches:
-    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step.
-
-    `made` counts the gradients.
-    """
-
-    def __init__(self, task: Task, batches: Sequence[Batch], gradient: Callable[..., Tensor]) -> None:
-        self._task, self._batches, self._gradient = task, batches, gradient
-        self.made = 0
-
-    def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
-        self.made += 1
-        return self._gradient(theta, self._batches[batch], objective, extra)
-
-    def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
-        gradient = self(theta)
-        if proximal is not None:
-            gradient = gradient + proximal[0] * (theta - proximal[1])
-        theta.sub_(gradient, alpha=lr)
-
-    def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
-        here = self._batches[batch]
-        return self._task.predict(theta, here.x, here.weight)
-
-    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
-        here = self._batches[batch]
-        return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
 
 
 class Engine(ABC):
@@ -122,7 +67,7 @@ class Engine(ABC):
     def run(self, work: Work) -> Result:
         """Run a program for all of its clients."""
         with torch.no_grad():
-            work = _expand_copies(work)
+            work = expand_copies(work)
             results = [self._run_chunk(part) for part in self._chunks(work)]
             result = results[0] if len(results) == 1 else concatenate(results)
             return self._pick(work, result)
@@ -356,55 +301,3 @@ class Engine(ABC):
         picked = self._map(program.pick, own, Sent({}, up), len(work.ids) // many)
         # All copies were trained, whichever is picked.
         return Result(picked, {}, result.steps[::many], torch.unflatten(result.gradients, 0, (-1, many)).sum(1))
-
-
-def _expand_copies(work: Work) -> Work:
-    if not isinstance(work.program, SideBySide):
-        return work
-    many = work.program.copies
-    own, sent = (each(lambda v: v.repeat_interleave(many, 0), state) for state in (work.own, work.sent.each))
-    ids = np.repeat(work.ids, many)
-    return Work(work.program, work.round, work.purpose, ids, own, Sent(work.sent.shared, sent))
-
-
-def concatenate(results: list[Result]) -> Result:
-    """One result of several, client after client."""
-    return Result(
-        joined([r.own for r in results]),
-        joined([r.up for r in results]),
-        torch.cat([r.steps for r in results]),
-        torch.cat([r.gradients for r in results]),
-    )
-
-
-def cores() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def reuse_memory() -> None:
-    """Ask glibc to keep large blocks instead of handing them back after every step (page faults cost a fifth)."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):
-        pass  # another C library: its defaults stay
-
-
-def give_back_memory() -> None:
-    """Hand what `reuse_memory` has kept back to the system: for the end of a run, as others may follow."""
-    with suppress(OSError, AttributeError):  # another C library was not asked to keep anything
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Set the number of torch threads, and set it back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

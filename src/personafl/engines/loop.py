@@ -9,8 +9,9 @@ from torch import Tensor
 
 from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import batches_per_step
-from personafl.engines.base import ClientFunction, Engine, Result, Split, StepBatches, Work
+from personafl.engines.base import ClientFunction, Engine, Split
 from personafl.engines.client_data import ClientData
+from personafl.engines.work import Result, StepBatches, Work
 from personafl.inputs import some
 from personafl.kernels.task import Batch, Objective
 from personafl.states import Ints, State, each, row

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Sent
 from personafl.algorithms.extras import batches_per_step
-from personafl.engines.base import ClientFunction, Engine, Result, Split, Work, cores, reuse_memory
+from personafl.engines.base import ClientFunction, Engine, Split
 from personafl.engines.batches import BatchPlan
 from personafl.engines.client_data import ClientData
+from personafl.engines.machine import cores, reuse_memory
 from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
+from personafl.engines.work import Result, Work
 from personafl.inputs import some, tensors, unbound
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, rows

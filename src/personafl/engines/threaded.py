@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.engines.base import Result, Split, Work, concatenate
+from personafl.engines.base import Split
 from personafl.engines.stacked import StackedEngine
+from personafl.engines.work import Result, Work, concatenate
 from personafl.states import Ints, rows
 
 Part = TypeVar("Part")

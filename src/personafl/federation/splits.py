@@ -16,6 +16,7 @@ from personafl.federation.checks import listing, many
 from personafl.federation.partition import Partition
 from personafl.streams import generator, mix, name_key, stream_key
 
+DEFAULT_SPLITS = (0.7, 0.1, 0.2)
 Splitting = Literal["random", "end"]
 """end: the last of each client's samples, in their order, are for testing, those before them for validation."""
 

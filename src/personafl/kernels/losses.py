@@ -81,3 +81,8 @@ def mean_losses(
         return each
     each = (found.view(shape) * weight).sum(1) / weight.sum(1)
     return each
+
+
+def weighted(values: Tensor, weight: Tensor) -> Tensor:
+    """Values, or several for each sample, times the weights of samples."""
+    return values * weight.reshape(*weight.shape, *(1 for _ in range(values.dim() - weight.dim())))

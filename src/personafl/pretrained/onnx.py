@@ -17,7 +17,11 @@ _TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)
 
 
 class OnnxModule(nn.Module):
-    """The first output of an ONNX file, on the CPU. One input is the only one; several come by their names."""
+    """The first output of an ONNX file, on the CPU. One input is the only one; several come by their names.
+
+    A sample with one more dimension than the file takes is a row of windows: each goes through, and the vectors are
+    a sequence (N, windows, features), for `pooling`.
+    """
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -34,14 +38,24 @@ class OnnxModule(nn.Module):
     def extra_repr(self) -> str:
         return self.file.name
 
-    def forward(self, *args: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, *args: Tensor, **named: Tensor) -> Tensor | tuple[Tensor]:
         inputs = self.session.get_inputs()
         given = dict(zip([each.name for each in inputs], args, strict=False)) | named
         if len(inputs) == 1 and len(given) == 1:
-            given = {inputs[0].name: next(iter(given.values()))}
+            [x] = given.values()
+            given = {inputs[0].name: x}
+            if x.ndim == len(inputs[0].shape) + 1:
+                each = self._all({inputs[0].name: x.flatten(0, 1)}, inputs)
+                return (each.reshape(*x.shape[:2], -1),)
         if lacking := [each.name for each in inputs if each.name not in given]:
             raise ModelError(f"{self.file.name} wants the inputs {', '.join(lacking)}, the data has {', '.join(given)}")
-        arrays = {each.name: given[each.name].cpu().numpy().astype(_TYPES[each.type]) for each in inputs}
+        return self._all(given, inputs)
+
+    def _all(self, given: dict[str, Tensor], inputs: Any) -> Tensor:
+        """The output for all rows."""
+        arrays: dict[str, Any] = {
+            each.name: given[each.name].cpu().numpy().astype(_TYPES[each.type]) for each in inputs
+        }
         rows, fixed = len(next(iter(arrays.values()))), inputs[0].shape[0]
         size = fixed if isinstance(fixed, int) else rows
         made = [self._run(arrays, start, size) for start in range(0, rows, max(1, size))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -28,27 +25,23 @@ from personafl.federation.scaling import standardized_as
 from personafl.files import write_atomically
 from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
-from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
 from personafl.models import MODELS, initialize
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
 from personafl.runs.modules import check_fits, how_to_give
+from personafl.runs.tables import NO_SCORE, RunTables
 from personafl.settings import Local
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
 from personafl.tasks import TASKS, LearningTask, OwnTask
 from personafl.training.arguments import algorithm_of, check_model
-from personafl.training.evaluation import WHO
 from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
 
 NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
-_NO_SCORE = "nothing was scored: no client has test samples; give splits with a share for test"
-
-log = logging.getLogger("personafl")
 
 
-class Run:
+class Run(RunTables):
     """What `train` returns and `load` finds again.
 
     Parameters
@@ -74,13 +67,10 @@ class Run:
     ) -> None:
         if module is not None:
             check_model(module)
-        self.folder = RunFolder(path_of(path))
-        self.path = self.folder.path
-        self.manifest: dict[str, Any] = self.folder.manifest()
+        super().__init__(RunFolder(path_of(path)))
         self._module, self._task, self._backbone = module, task, backbone
         self._algorithm = None if algorithm is None else algorithm_of(algorithm)
         self._temporary = temporary  # deleted with this object
-        self._told = False  # that nothing was scored
 
     def __repr__(self) -> str:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
@@ -88,7 +78,7 @@ class Run:
         last = self._evaluation()
         shown = [f"{who}_{name}" for who in ("personal", "global") for name in (self.measures[0].name, "loss")]
         score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if key in last)
-        score += f" (test data, after round {last['round']})" if score else _NO_SCORE if done else "none yet"
+        score += f" (test data, after round {last['round']})" if score else NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
         return "\n".join([
@@ -97,88 +87,6 @@ class Run:
             f"  folder  {self.path}{kept}",
             f"  next    {then}",
         ])  # fmt: skip
-
-    # --- tables ----------------------------------------------------------------------------------------------
-
-    def rounds(self) -> list[dict[str, Any]]:
-        """The records of rounds.jsonl."""
-        return self.folder.rounds()
-
-    def clients(self, round: int | None = None) -> pa.Table:
-        """A row for each client: sizes, its values of metrics, steps and what the algorithm reports.
-
-        Parameters
-        ----------
-        round
-            Which evaluation; left out, the last one.
-        """
-        table = self.folder.clients()
-        known = sorted(set(table.column("round").to_pylist()))
-        if round is not None and round not in known:
-            raise RunError(f"{self.path} has no evaluation of round {round}; there are {', '.join(map(str, known))}")
-        table = table.filter(pc.equal(table.column("round"), known[-1] if round is None else round))
-        for who in ("global", "personal"):
-            if f"{who}_correct" in table.column_names:
-                hits, n = table.column(f"{who}_correct"), table.column("n_test")
-                share = pc.divide(pc.cast(hits, pa.float64()), pc.if_else(pc.equal(n, 0), None, n))
-                table = table.add_column(6, f"{who}_accuracy", share)
-        return table
-
-    def predictions(self) -> pa.Table | None:
-        """A row for each test sample, see `personafl.training.predictions`; None for a run that keeps none."""
-        return self.folder.predictions()
-
-    @property
-    def score(self) -> dict[str, float]:
-        """The last evaluation in one number each, over all samples: metrics and losses, see `measures`.
-
-        What nobody has data for is left out.
-        """
-        found = self._scores(self._evaluation())
-        if not found:
-            self.folder.clients()  # raises where nothing was evaluated yet
-        if not _on_test_data(found) and not self._told:
-            log.warning("%s: %s", self.path, _NO_SCORE)
-            self._told = True
-        return found
-
-    def _evaluation(self) -> dict[str, Any]:
-        """The last record of a round that has scores."""
-        return next((record for record in reversed(self.rounds()) if self._scores(record)), {})
-
-    def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
-        names = ("accuracy", "loss", *(measure.name for measure in self.measures))
-        wanted = {f"{who}_{name}" for who in WHO for name in names}
-        return {key: value for key, value in record.items() if key in wanted}
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        """What models of this run are compared by, the first one first; a run of an earlier version has the accuracy.
-
-        The columns of `clients` and the keys of `score` are these names, behind `personal_` and `global_`.
-        """
-        if "metrics" not in self.manifest.get("resolved", {}):
-            return (ACCURACY,) if self._counts_right_answers() else ()
-        try:
-            return measures_in(self.manifest)
-        except (ConfigError, ValueError, TypeError) as error:
-            raise RunError(f"{self.path}/run.toml: resolved.metrics cannot be read: {error}") from error
-
-    def _counts_right_answers(self) -> bool:
-        try:
-            return "personal_correct" in self.folder.clients().column_names
-        except RunError:  # nothing was evaluated yet
-            return False
-
-    @property
-    def primary(self) -> Measure:
-        """The measure that ranks."""
-        return ranking(self.measures)
-
-    @property
-    def seconds(self) -> float:
-        """Time spent in rounds, evaluations included."""
-        return float(sum(record["round_seconds"] for record in self.folder.timings()))
 
     # --- models ----------------------------------------------------------------------------------------------
 
@@ -283,11 +191,6 @@ class Run:
         write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
     # --- what the run was made of ----------------------------------------------------------------------------
-
-    @property
-    def complete(self) -> bool:
-        """Whether training ended and the models are there, or at the sites that they belong to."""
-        return self.folder.complete
 
     @property
     def algorithm(self) -> Algorithm:
@@ -421,7 +324,3 @@ load = load_run
 
 def _unknown_loss(outputs: Tensor, y: Tensor) -> Tensor:
     raise RunError("the run was trained with a loss of its own: personalize with the run that train returned")
-
-
-def _on_test_data(scores: Mapping[str, float]) -> dict[str, float]:
-    return {key: value for key, value in scores.items() if "_val_" not in key and "_held_" not in key}

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, JobInfo, Sent, Uploads
 from personafl.algorithms.uploads import check_declared
-from personafl.engines.base import Engine, Work, give_back_memory
+from personafl.engines.base import Engine
+from personafl.engines.machine import give_back_memory
+from personafl.engines.work import Work
 from personafl.errors import RunError
 from personafl.kernels.task import Task
 from personafl.settings import Local

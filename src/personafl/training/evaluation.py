@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
-from personafl.engines.base import Engine, Work
+from personafl.engines.base import Engine
 from personafl.engines.measuring import measure_held_back, measure_split
+from personafl.engines.work import Work
 from personafl.federation import Federation
 from personafl.federation.arrays import SPLITS, Split
 from personafl.kernels.task import Task

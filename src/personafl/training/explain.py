@@ -13,7 +13,7 @@ from personafl.algorithms import Algorithm, FedAvg
 from personafl.algorithms.dry_run import blank_context, first_step
 from personafl.algorithms.extras import trained_task
 from personafl.engines.auto import some_samples
-from personafl.engines.base import torch_threads
+from personafl.engines.machine import torch_threads
 from personafl.engines.stacked import StackedEngine
 from personafl.federation import Federation
 from personafl.kernels.task import Task

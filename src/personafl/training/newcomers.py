@@ -18,7 +18,8 @@ from torch import Tensor
 from personafl.algorithms.base import Algorithm
 from personafl.algorithms.dry_run import kept_optimizer_state
 from personafl.algorithms.extras import needs_validation, newcomer_rounds, sent_to_newcomer
-from personafl.engines.base import Engine, Work
+from personafl.engines.base import Engine
+from personafl.engines.work import Work
 from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.federation.folders import read_client

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.algorithms.extras import sent_for_evaluation, server_report
-from personafl.engines.base import torch_threads
+from personafl.engines.machine import torch_threads
 from personafl.errors import RunError, TrainingFailed
 from personafl.metrics.measures import ranking
 from personafl.settings import Schedule

@@ -57,18 +57,19 @@ def test_a_site_that_is_fit(site):
 def test_the_limits_and_what_was_told_are_shown(site):
     found = findings(site)
     assert "batches of at least 8 samples, 1 steps, 16 different samples" in found["limits"].about
-    assert found["privacy"].about == "metrics are told, which ε does not cover"
-    assert found["ledger"].about == "0 updates and 0 times metrics were told, in 0 runs"
+    assert found["privacy"].about == "metrics are reported, which ε does not cover"
+    assert found["ledger"].about == "0 updates and 0 times metrics were reported, in 0 runs"
     ledger = Ledger(site, "north")
     ledger.add(Entry("a", 1, "update", "ditto", 1.0, 4.0, 1e-5))
     ledger.add(Entry("a", 1, "metrics", "ditto", 1.0, 4.0, 1e-5))
     assert found["ledger"].state == "good"
     assert (
-        findings(site)["ledger"].about == "1 updates and 1 times metrics were told, in 1 runs; ε = 1.993 at δ = 1e-05"
+        findings(site)["ledger"].about
+        == "1 updates and 1 times metrics were reported, in 1 runs; ε = 1.993 at δ = 1e-05"
     )
     settings = (site / "site.toml").read_text()
     (site / "site.toml").write_text(settings + "\nmost_epsilon = 2.5\n")
-    assert findings(site)["privacy"].about == "ε of at most 2.5 at δ = 1e-05; no metrics are told"
+    assert findings(site)["privacy"].about == "ε of at most 2.5 at δ = 1e-05; no metrics are reported"
     assert bad(site)["ledger"].endswith(
         "of most_epsilon = 2.5, so that nothing is left of most_epsilon for another one"
     )

@@ -33,7 +33,7 @@ def test_a_run_of_single_samples_gets_no_answer(live):
     assert all("samples (least_batch_size), this run has 1" in reason for reason in dropped.values())
     assert all(not ledger(live, name) and not live.states(name) for name in SITES)
     assert run.clients().column("personal_correct").to_pylist() == [None] * 3
-    assert "it trained 0 times in this run and told metrics 0 times" in live.deployment.processes["run"].output()
+    assert "it trained 0 times in this run and reported metrics 0 times" in live.deployment.processes["run"].output()
 
 
 def test_an_epsilon_of_its_own_ends_a_sites_part_over_two_runs(live):

@@ -210,7 +210,7 @@ def chosen(ann: Operator, trains: bool = False):
 def test_models_that_nobody_trained_are_not_evaluated(tmp_path):
     """Whatever the round, and whatever the run is called."""
     ann = Operator(tmp_path)
-    with pytest.raises(AssertionError, match="it trained 0 times in this run and told metrics 0 times"):
+    with pytest.raises(AssertionError, match="it trained 0 times in this run and reported metrics 0 times"):
         read_test_sample(chosen(ann))
     for seed in (1, 2):
         job = ann.job(seed=seed)
@@ -233,13 +233,13 @@ def test_one_evaluation_for_each_training(tmp_path):
     again = ann.evaluate(job, theta0 + 1, accepted=1)
     assert again.columns == first.columns != {} and again.withheld == ""
     other = ann.evaluate(job, theta0 + 2, accepted=1)
-    assert other.columns == {} and "it trained 1 times in this run and told metrics 1 times" in other.withheld
+    assert other.columns == {} and "it trained 1 times in this run and reported metrics 1 times" in other.withheld
     assert ann.evaluate(job, theta0 + 2, round=2, accepted=1).columns == {}
     ann.train(job, round=2, accepted=1)
     ann.train(job, round=3, accepted=2)
     assert ann.evaluate(job, theta0 + 2, round=3, accepted=3).columns != {}
     more = ann.evaluate(job, theta0 + 3, round=3, accepted=3)
-    assert more.columns == {} and more.withheld.endswith("it told metrics of round 3 already, of another model")
+    assert more.columns == {} and more.withheld.endswith("it reported metrics of round 3 already, of another model")
     assert [entry.what for entry in ann.site.ledger.entries()] == ["update", "metrics", "update", "update", "metrics"]
 
 
@@ -264,7 +264,7 @@ def test_a_site_that_asks_for_privacy_tells_no_metrics(tmp_path, table):
     for last in (False, True):
         measured = ann.evaluate(job, theta0, accepted=1, last=last)
         assert list(measured.columns) == ["epsilon"] and 1.9 < measured.columns["epsilon"][0] < 2.1
-        assert "site ann tells no metrics: it asks for privacy" in measured.withheld
+        assert "site ann reports no metrics: it asks for privacy" in measured.withheld
         assert (ann.folder / "models" / "personal.safetensors").exists() == last
     assert [entry.what for entry in ann.site.ledger.entries()] == ["update"]
 

@@ -51,11 +51,11 @@ def attacked(tmp_path, says, algorithm, **more):
 
 
 def claims(**values):
-    """A site whose card says something else."""
+    """A site that says something else of itself."""
 
     def says(message: Message) -> Message:
         if message.metadata.message_type == "query":
-            message.content = RecordDict({"card": ConfigRecord({**message.content["card"], **values})})
+            message.content = RecordDict({"site_info": ConfigRecord({**message.content["site_info"], **values})})
         return message
 
     return says
@@ -380,7 +380,7 @@ def header(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("field", ["client", "group", "personafl", "torch", "python", "dtype"])
-def test_no_text_of_a_card_gets_through(tmp_path, field, caplog):
+def test_no_text_of_an_introduction_gets_through(tmp_path, field, caplog):
     grid = grid_with(tmp_path, claims(**{field: NASTY}))
     with caplog.at_level(logging.INFO):
         run = flower(tmp_path / "flower", grid, "fedavg", clients=list(federation().ids), patience=0.3, rounds=1)

@@ -64,7 +64,7 @@ def test_a_changed_byte_is_noticed(tmp_path, position):
     data = bytearray(ledger.path.read_bytes())
     data[position] ^= 1
     ledger.path.write_bytes(data)
-    with pytest.raises(RunError, match=r"^site ann cannot trust the ledger of what it has told: .*backup"):
+    with pytest.raises(RunError, match=r"^site ann cannot trust the ledger of what it has given away: .*backup"):
         ledger.entries()
 
 
@@ -225,6 +225,6 @@ def test_the_operator_hears_why_and_the_run_goes_on(tmp_path):
     assert "site site-4 allows ε = 7 over all runs (most_epsilon" in reasons[2]["site-4"]
     row = as_table(run).to_pylist()[-2]
     assert (row["client"], row["personal_correct"], row["n_test"]) == ("site-4", None, 0)
-    assert row["epsilon"] == pytest.approx(epsilon(2.0, 1e-5, 2)), "it tells no metrics, but what it has spent"
+    assert row["epsilon"] == pytest.approx(epsilon(2.0, 1e-5, 2)), "it reports no metrics, but what it has spent"
     note = json.loads((run.path / "models" / "elsewhere.json").read_text())
     assert note["without"] == [] and (late.site.parent / "models" / "personal.safetensors").exists()

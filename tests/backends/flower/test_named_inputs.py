@@ -120,8 +120,8 @@ def test_the_sites_of_a_rehearsal_pad_to_what_the_longest_of_them_needs(tmp_path
         assert shape_of(data.x) == shape_of(federation.x)
 
 
-def test_a_card_tells_shapes_and_types_and_no_sample(tmp_path):
+def test_an_introduction_has_shapes_and_types_and_no_sample(tmp_path):
     file = write_site(tmp_path / "site", "site-0", clients()["site-0"], length=6)
     settings = SiteSettings("site-0", str(file.parent / "data.npz"), str(file.parent), length=6)
-    card = Site(settings).introduce()
-    assert '"ids": [6]' in card["inputs"] and '"mask": "uint8"' in card["inputs"] and len(card["inputs"]) < 200
+    info = Site(settings).introduce()
+    assert '"ids": [6]' in info["inputs"] and '"mask": "uint8"' in info["inputs"] and len(info["inputs"]) < 200

@@ -113,7 +113,7 @@ def pose(node: Node, name: str, heard: list[str]) -> None:
 
     def says(message: Message) -> Message:
         heard.append(message.metadata.message_type)
-        for record in ("card", "answer"):
+        for record in ("site_info", "answer"):
             if record in message.content:
                 message.content[record] = ConfigRecord({**message.content[record], "client": name})
         return message
@@ -275,13 +275,13 @@ def test_an_order_for_one_site_is_not_obeyed_by_another_nor_of_another_kind_nor_
 
 
 def test_a_question_who_a_node_is_is_not_passed_on(tmp_path):
-    """A site that passes the operator's question on would learn another's card, or show it as its own."""
+    """A site that passes the operator's question on would learn what another says of itself, or show it as its own."""
     joint = Joint(tmp_path, True)
     asked: list[Message] = []
     joint.node(WEST).hears = lambda message: asked.append(travelled(message)[0]) or message
     joint.run("fedavg", rounds=1)
     reply = reply_of(joint.node(VICTIM), Message(asked[0].content, 1, "query", ttl=600.0))
-    assert "card" not in reply and "is meant for node" in reply["refused"]["reason"]
+    assert "site_info" not in reply and "is meant for node" in reply["refused"]["reason"]
 
 
 @pytest.fixture

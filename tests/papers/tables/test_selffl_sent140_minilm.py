@@ -62,9 +62,7 @@ def test_tokens_are_those_of_each_tweet(folder):
 
 
 def test_a_row_for_each_method_and_the_majority(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(selffl_sent140_minilm, "ROWS", {"fedavg": "FedAvg", "separate": "alone"})
     monkeypatch.setattr(selffl_sent140_minilm, "METHODS", {"fedavg": {}, "separate": {}})
-    monkeypatch.setattr(selffl_sent140_minilm, "WITH_GLOBAL", ("fedavg",))
     found = Found(quick=True)
     run_stages(selffl_sent140_minilm.TABLE.stages, found, tmp_path / "runs", in_process)
     numbers = selffl_sent140_minilm.measure(found).numbers[selffl_sent140_minilm.PART]
@@ -74,8 +72,11 @@ def test_a_row_for_each_method_and_the_majority(folder, tmp_path, monkeypatch):
 
 
 def test_every_method_can_be_planned_and_has_a_row():
-    plan = selffl_sent140_minilm.heads(Found(quick=True))[0][1].checked()
-    assert set(plan.methods) == set(selffl_sent140_minilm.ROWS)
+    shared, distilled = (plan.checked() for _, plan in selffl_sent140_minilm.heads(Found(quick=True)))
+    assert {*shared.methods, *distilled.methods} == set(selffl_sent140_minilm.ROWS)
+    assert distilled.job("persfl", 0).config.splits == (0.6, 0.2, 0.2), "it chooses on validation data"
+    assert {len(search) for search in (shared.seeds, distilled.seeds)} == {2}
+    selffl_sent140_minilm.search(Found(quick=True))[0][1].checked()
 
 
 def test_the_table_is_not_offered_without_the_weights(folder):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from personafl_papers.tables import selffl_wakeword
+from personafl_papers.tables import selffl_wakeword, wakeword_study
 from personafl_papers.tables.false_alarms import heard
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import first_stage, run_cell
@@ -30,7 +30,7 @@ def test_a_cell_is_what_it_was(pooled, tmp_path):
 
 @pytest.mark.slow
 def test_with_one_or_four_clients_for_a_device_type_the_test_data_is_the_same(pooled):
-    one, four = (selffl_wakeword.federation(pooled, clients, 0) for clients in (1, 4))
+    one, four = (selffl_wakeword.STUDY.federation(True, clients, 0) for clients in (1, 4))
     assert len(one) == 5 and len(four) == 20
     for device in "ABCDE":
         for which in (one, four):
@@ -44,7 +44,7 @@ def test_with_one_or_four_clients_for_a_device_type_the_test_data_is_the_same(po
 
 def test_scores_are_those_of_each_device_type_in_each_of_its_states(pooled):
     [run] = pooled.runs["pooled model"]["pooled"].values()
-    federation = selffl_wakeword.federation(pooled, 1, 0)
+    federation = selffl_wakeword.STUDY.federation(True, 1, 0)
     found = heard(run, federation, "global")
     assert {place for place in found if place[1] == "alarm"} == {(device, "alarm") for device in "BDE"}
     assert sum(len(labels) for _, labels in found.values()) == federation.sizes("test").sum()
@@ -56,13 +56,13 @@ def test_numbers_go_to_their_device_type_and_state():
         {("A", "normal"): 0.8, ("B", "normal"): 1.0, ("B", "alarm"): 2.0},
         {("A", "normal"): 0.6, ("B", "normal"): 1.2},
     ]
-    found = selffl_wakeword.by_device(values, "normal")
+    found = wakeword_study.by_device(values, "normal")
     assert found["A"].values == (0.8, 0.6) and found["mean"].values == pytest.approx((0.9, 0.9))
     assert set(found) == {"A", "B", "mean"}
 
 
 def test_a_device_type_without_false_alarms_to_compare_with_is_left_out_of_the_mean():
-    found = selffl_wakeword.by_device([{("A", "normal"): 0.8, ("B", "normal"): np.nan}], "normal")
+    found = wakeword_study.by_device([{("A", "normal"): 0.8, ("B", "normal"): np.nan}], "normal")
     assert found["mean"].values == (0.8,) and found["B"].count == 0
 
 
@@ -81,11 +81,11 @@ def test_published_numbers_are_in_the_order_that_the_paper_claims():
 def test_every_method_has_the_same_search_and_begins_with_the_pooled_model_of_its_seed():
     pooled = {seed: SimpleNamespace(path=Path(name)) for seed, name in enumerate(("zero", "one"))}
     found = Found(runs={"pooled model": {"pooled": pooled}})
-    [(part, plan)] = selffl_wakeword.search(found)
+    [(part, plan)] = selffl_wakeword.STUDY.search(found)
     assert part == "five clients" and plan.seeds == (0,)
     assert {tuple(keys["local.lr"]) for keys in plan.grid.values()} == {tuple(selffl_wakeword.RATES)}
-    assert set(plan.grid) == set(selffl_wakeword.METHODS)
-    for part, plan in selffl_wakeword.rest(found):
+    assert set(plan.grid) == set(wakeword_study.METHODS)
+    for part, plan in selffl_wakeword.STUDY.rest(found):
         [seed] = plan.seeds
         for method in plan.methods:
             made = plan.job(method, seed).config

@@ -17,7 +17,8 @@ def with_lora(folder: str) -> Any:
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    quiet: Any = logging
+    quiet.disable_progress_bar()
     torch.manual_seed(0)
     net = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=CLASSES, local_files_only=True)
     config = LoraConfig(

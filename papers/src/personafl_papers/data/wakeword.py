@@ -1,6 +1,7 @@
 """Wake-word detection by five types of devices that hear Google's Speech Commands."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from personafl.streams import generator
 from personafl_papers.data.audio import MOST_MELS, frames, log_mel, mulaw_decoded
 from personafl_papers.data.devices import STATES, recorded
 from personafl_papers.data.speech import Clips, find_corpus
+from personafl_papers.data.speech_windows import BANDS, FRAMES, STARTS, windows
 
 PAPER_SIZES = {
     "A": (43_922, 12_011, 0),
@@ -65,6 +67,9 @@ class Wakeword:
         The share of a client's other clips that is for validation, of people who are not in its training data.
     mels
         Bands of the spectrogram.
+    melspectrogram
+        For Google's speech embedding: its file melspectrogram.onnx, by which x become windows (N, 2, 76, 32, 1), see
+        `data/speech_windows.py`.
     """
 
     name: ClassVar[str] = "wakeword"
@@ -78,6 +83,7 @@ class Wakeword:
     test: float = 0.2
     validation: float = 0.0
     mels: int = 40
+    melspectrogram: str | None = None
 
     def __post_init__(self) -> None:
         for setting, lowest, highest, why in (
@@ -93,8 +99,10 @@ class Wakeword:
     def load(self, seed: int) -> Samples:
         """The recordings; who is heard by whom, and all sounds and noise, follow from the seed."""
         corpus = find_corpus(self.name)
-        settings = {"version": 1, "seed": seed, **asdict(self), **corpus.state}
-        arrays = prepared(self.name, [corpus.path], settings, lambda: self._prepare(corpus.clips(), seed))
+        own = {key: value for key, value in asdict(self).items() if value is not None}
+        settings = {"version": 1, "seed": seed, **own, **corpus.state}
+        files = [corpus.path, *([self._front()] if self.melspectrogram else [])]
+        arrays = prepared(self.name, files, settings, lambda: self._prepare(corpus.clips(), seed))
         left_out, of = arrays["left_out"].tolist()
         note = f"{left_out} of {of} clips of other words left out: negatives = {self.negatives}"
         return Samples(
@@ -107,6 +115,12 @@ class Wakeword:
             truth={f"{split}_states": arrays["counts"][:, k] for k, split in enumerate(("train", "val", "test"))},
             notes=(note,) if left_out else (),
         )
+
+    def _front(self) -> Path:
+        file = Path(str(self.melspectrogram)).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"data wakeword: melspectrogram = {self.melspectrogram!r}: there is no such file")
+        return file
 
     def _ids(self) -> list[str]:
         return [f"{device}-{number}" for device in PAPER_SIZES for number in range(1, self.clients + 1)]
@@ -167,14 +181,20 @@ class Wakeword:
     def _spectrograms(
         self, corpus: Clips, clip: Indices, device: Indices, state: Indices, seed: int
     ) -> NDArray[np.float32]:
-        out = np.empty((len(clip), 1, self.mels, frames(corpus.codes.shape[1])), np.float32)
+        shape: tuple[int, ...] = (1, self.mels, frames(corpus.codes.shape[1]))
+        if self.melspectrogram:
+            shape = (len(STARTS), FRAMES, BANDS, 1)
+        out = np.empty((len(clip), *shape), np.float32)
         for number, name in enumerate(PAPER_SIZES):
             own = np.flatnonzero(device == number)
             for some in np.array_split(own, max(1, -(-len(own) // _CLIPS_AT_ONCE))):
                 waves = mulaw_decoded(corpus.codes[clip[some]])
                 states = [STATES[k] for k in state[some]]
                 heard = recorded(waves, name, states, corpus.name[clip[some]].tolist(), seed)
-                out[some] = (log_mel(heard, self.mels) - MEAN) / SPREAD
+                if self.melspectrogram:
+                    out[some] = windows(heard, self._front())
+                else:
+                    out[some] = (log_mel(heard, self.mels) - MEAN) / SPREAD
         return out
 
 

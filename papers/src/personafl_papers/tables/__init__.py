@@ -26,6 +26,7 @@ from personafl.files import disk_errors, write_text
 from personafl.study.launch import Launcher
 from personafl_papers.tables import (
     fedamp_tables,
+    persfl_cifar10_efficientnet,
     persfl_tables,
     selffl_activity,
     selffl_fig1,
@@ -36,6 +37,7 @@ from personafl_papers.tables import (
     selffl_synthetic_table,
     selffl_table1,
     selffl_wakeword,
+    selffl_wakeword_embedding,
 )
 from personafl_papers.tables.results import results
 from personafl_papers.tables.runs import run_stages
@@ -50,9 +52,11 @@ TABLES: dict[str, Table] = {
     "selffl-sent140": selffl_sent140.TABLE,
     "selffl-sent140-minilm": selffl_sent140_minilm.TABLE,
     "selffl-wakeword": selffl_wakeword.TABLE,
+    "selffl-wakeword-embedding": selffl_wakeword_embedding.TABLE,
     "selffl-activity": selffl_activity.TABLE,
     "fedamp-tables": fedamp_tables.TABLE,
     "persfl-tables": persfl_tables.TABLE,
+    "persfl-cifar10-efficientnet": persfl_cifar10_efficientnet.TABLE,
 }
 
 RUNS = "runs"

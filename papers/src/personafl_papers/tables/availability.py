@@ -23,16 +23,27 @@ def _letters() -> None:
 MINILM = "all-MiniLM-L6-v2"
 """The folder in a data directory that has the model as Hugging Face has it: config, safetensors, tokenizer."""
 
+EMBEDDING = ("speech-embedding/embedding_model.onnx", "speech-embedding/melspectrogram.onnx")
+"""Google's speech embedding, and what it hears: files in a data directory."""
 
-def minilm_folder() -> Path | None:
-    """Where MiniLM's weights and tokenizer are."""
-    folders = (folder / MINILM for folder in readers.data_dirs())
-    return next((f for f in folders if (f / "model.safetensors").is_file() and (f / "config.json").is_file()), None)
+EFFICIENTNET = "efficientnet-lite0/efficientnet-lite0-57934424.pth"
+"""EfficientNet-lite0's state dict, trained on ImageNet, in a data directory."""
 
 
-def _minilm() -> None:
-    if minilm_folder() is None:
-        raise DataError("MiniLM is not here")
+def weights(*files: str) -> tuple[Path, ...]:
+    """Where files of weights are, in one of the data directories; a DataError where there are none."""
+    for folder in readers.data_dirs():
+        if all((folder / file).is_file() for file in files):
+            return tuple(folder / file for file in files)
+    raise DataError(f"there is no {files[0]}")
+
+
+def weights_or_names(*files: str) -> tuple[str, ...]:
+    """The same as text, for a config; without them their names, so that a table can be planned anywhere."""
+    try:
+        return tuple(str(path) for path in weights(*files))
+    except DataError:
+        return files
 
 
 FINDERS: dict[str, Callable[[], Any]] = {
@@ -43,7 +54,9 @@ FINDERS: dict[str, Callable[[], Any]] = {
     "cifar10": cifar.CIFAR10_FILES._find,
     "cifar100": cifar.CIFAR100_FILES._find,
     "sent140": lambda: (sent140._file(), vectors.find_vectors("auto", "sent140")),
-    "minilm": _minilm,
+    "minilm": lambda: weights(f"{MINILM}/model.safetensors", f"{MINILM}/config.json"),
+    "speech-embedding": lambda: weights(*EMBEDDING),
+    "efficientnet-lite0": lambda: weights(EFFICIENTNET),
     "wakeword": lambda: speech.find_corpus("wakeword"),
 }
 """By the name of the source; each raises a DataError where its files are not here."""

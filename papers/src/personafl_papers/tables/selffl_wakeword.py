@@ -1,58 +1,35 @@
 """Self-FL, Table 2, and Tables 3, 4, 6, 7 and 8 of its preprint: relative false alarms of wake-word detectors.
 
 The paper's recordings are private; the data source `wakeword` takes their place, with its five device types and three
-states. As in the paper a detector is trained on the pooled data of all device types, and every method begins with it.
-One local step of FedAvg a round, weighted by samples, is SGD on the pooled data. Then, with five clients, all active:
-FedAvg and Ditto with both weightings, first-order Per-FedAvg, Self-FL by Algorithms 1 and 2; with four clients for each
-device type: Self-FL at client and at cluster level, C = 0.25 and 0.1. Learning rate, steps and rounds are not
-published: η is searched for each method, three values on validation data with the first seed. False alarms are measured
-by `false_alarms.py`.
+states. What is run is in `wakeword_study.py`; here the detector is a small CNN on spectrograms of 20 bands. Learning
+rate, steps and rounds are not published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from personafl.config import parse
-from personafl.federation import Federation
-from personafl.metrics import mean_accuracy, standard_deviation
-from personafl.runs.run import Run
-from personafl.study.plan import Plan
-from personafl_papers.data.devices import DEVICES, STATES
-from personafl_papers.tables.claims import Claim, Number, above, below, every, near
-from personafl_papers.tables.false_alarms import Model, Place, heard, operating_point, relative
-from personafl_papers.tables.table import Found, Measured, Note, Part, Published, Table, number, planned, with_settings
+from personafl_papers.data.devices import DEVICES
+from personafl_papers.tables.claims import Claim, above, below, every, near
+from personafl_papers.tables.table import Note, Part, Published, Table
+from personafl_papers.tables.wakeword_study import (
+    BEGINNING,
+    CLIENT,
+    CLUSTER,
+    MEAN,
+    POOLED,
+    POOLED_ROUNDS,
+    RARE,
+    ROUNDS,
+    SAMPLED,
+    SAMPLED_ROUNDS,
+    SPREAD,
+    Study,
+)
 
-POOLED, FIVE, SAMPLED = "pooled model", "five clients", "sampled clients"
 SEEDS = 3
-POOLED_ROUNDS, ROUNDS, SAMPLED_ROUNDS = 600, 15, 40
 RATES = [0.01, 0.03, 0.1]
 POOLED_RATE = 0.3
-MEAN, SPREAD, BEGINNING = "mean", "spread", "warm start"
-
-METHODS: dict[str, dict[str, Any]] = {
-    "selffl": {},
-    "selffl-aug": {"algorithm": {"extra_steps": 40}},
-    "fedavg-w": {"algorithm": {"name": "fedavg", "weights": "samples"}},
-    "fedavg-e": {"algorithm": {"name": "fedavg", "weights": "equal"}},
-    "ditto-w": {"algorithm": {"name": "ditto", "weights": "samples"}},
-    "ditto-e": {"algorithm": {"name": "ditto", "weights": "equal"}},
-    "perfedavg": {},
-}
-ROWS = {
-    "selffl": "Self-FL", "selffl-aug": "Self-FL, Algorithm 2", "fedavg-w": "FedAvg-w", "fedavg-e": "FedAvg-e",
-    "ditto-w": "Ditto-w", "ditto-e": "Ditto-e", "perfedavg": "Per-FedAvg",
-}  # fmt: skip
-
-_ACTIVITY = {"name": "selffl", "smoothing": "activity"}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "selffl-client-0.25": {"algorithm": _ACTIVITY, "activity": 0.25},
-    "selffl-cluster-0.25": {"algorithm": {**_ACTIVITY, "clusters": "group"}, "activity": 0.25},
-    "selffl-client-0.1": {"algorithm": _ACTIVITY, "activity": 0.1},
-}
-CLIENT, CLUSTER, RARE = "Self-FL, client level, C = 0.25", "Self-FL, cluster level, C = 0.25", "Self-FL, C = 0.1"
-VARIANT_ROWS = dict(zip(VARIANTS, (CLIENT, CLUSTER, RARE), strict=True))
 
 
 def config(quick: bool, clients: int, rounds: int) -> dict[str, Any]:
@@ -71,106 +48,7 @@ def config(quick: bool, clients: int, rounds: int) -> dict[str, Any]:
     return tables
 
 
-def methods(quick: bool, of: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Methods; quick: few steps where Self-FL decides on their number."""
-    few = {"algorithm.l_max": 4}
-    out = {}
-    for name, own in of.items():
-        more = few | ({"algorithm.extra_steps": 2} if name == "selffl-aug" else {})
-        out[name] = with_settings(own, more) if quick and name.startswith("selffl") else dict(own)
-    return out
-
-
-def pooled(found: Found) -> Sequence[tuple[str, Plan]]:
-    sgd = {"pooled": {"algorithm": {"name": "fedavg"}, "local": {"steps": 1, "lr": POOLED_RATE}}}
-    return [(POOLED, planned(config(found.quick, 1, POOLED_ROUNDS), sgd, found.seeds(SEEDS)))]
-
-
-def search(found: Found) -> Sequence[tuple[str, Plan]]:
-    """The first seed, with η searched: validation data is left aside in all runs with five clients."""
-    grid = {name: {"local.lr": RATES[1:] if found.quick else RATES} for name in METHODS}
-    tables = config(found.quick, 1, ROUNDS)
-    return [
-        (FIVE, planned(from_pooled(tables, run), methods(found.quick, METHODS), [seed], grid))
-        for seed, run in beginnings(found).items()
-        if seed == found.seed
-    ]
-
-
-def rest(found: Found) -> Sequence[tuple[str, Plan]]:
-    """The other seeds, and the sampled clients, who have the η that was chosen for Self-FL."""
-    own = methods(found.quick, METHODS)
-    five = {name: with_settings(own[name], found.chosen(FIVE, name)) for name in own}
-    sampled = methods(found.quick, VARIANTS)
-    variants = {name: with_settings(each, found.chosen(FIVE, "selffl")) for name, each in sampled.items()}
-    plans = []
-    for seed, run in beginnings(found).items():
-        if seed != found.seed:
-            plans.append((FIVE, planned(from_pooled(config(found.quick, 1, ROUNDS), run), five, [seed])))
-        tables = from_pooled(config(found.quick, 4, SAMPLED_ROUNDS), run)
-        plans.append((SAMPLED, planned(tables, variants, [seed])))
-    return plans
-
-
-def beginnings(found: Found) -> Mapping[int, Run]:
-    """The pooled models by seed."""
-    return found.runs.get(POOLED, {}).get("pooled", {})
-
-
-def from_pooled(tables: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """The same config, with the pooled model to begin with."""
-    weights = str(run.path / "models" / "global.safetensors")
-    return {**tables, "model": {**tables["model"], "weights": weights}}
-
-
-def measure(found: Found) -> Measured:
-    base = beginnings(found)
-    one, four = ({seed: federation(found, clients, seed) for seed in base} for clients in (1, 4))
-    points = {seed: operating_point(heard(run, one[seed], "global")) for seed, run in base.items()}
-
-    def alarms(runs: Mapping[int, Run], of: Mapping[int, Federation], model: Model) -> list[dict[Place, float]]:
-        return [relative(heard(run, of[seed], model), points[seed]) for seed, run in runs.items()]
-
-    numbers: dict[str, dict[str, dict[str, Number]]] = {POOLED: rates(list(points.values()))}
-    five, sampled = found.runs.get(FIVE, {}), found.runs.get(SAMPLED, {})
-    tables: dict[str, dict[str, list[dict[Place, float]]]] = {
-        "global": {row: alarms(five[m], one, "global") for m, row in ROWS.items() if five.get(m)},
-        "personal": {row: alarms(five[m], one, "personal") for m, row in ROWS.items() if five.get(m)},
-        SAMPLED: {row: alarms(sampled[m], four, "global") for m, row in VARIANT_ROWS.items() if sampled.get(m)},
-    }
-    for name, rows in tables.items():
-        rows = {**rows, BEGINNING: [dict.fromkeys(point, 1.0) for point in points.values()]}
-        for state in STATES:
-            numbers[f"{name}, {state}"] = {row: by_device(values, state) for row, values in rows.items()}
-    numbers[f"{SAMPLED}, all states"] = {
-        row: {
-            MEAN: number([mean_accuracy([*each.values()]) for each in values]),
-            SPREAD: number([standard_deviation([*each.values()]) for each in values]),
-        }
-        for row, values in tables[SAMPLED].items()
-    }
-    return Measured(numbers)
-
-
-def federation(found: Found, clients: int, seed: int) -> Federation:
-    return parse({**config(found.quick, clients, ROUNDS), "seed": seed}).federation()
-
-
-def by_device(values: Sequence[Mapping[Place, float]], state: str) -> dict[str, Number]:
-    """A state's relative FA for each device type that has it, and the mean of those that have a value."""
-    places = [(device, state) for device in DEVICES if (device, state) in values[0]]
-    out = {place[0]: number([each[place] for each in values]) for place in places}
-    return {**out, MEAN: number([mean_accuracy([each[place] for place in places]) for each in values])}
-
-
-def rates(points: Sequence[Mapping[Place, tuple[float, float]]]) -> dict[str, dict[str, Number]]:
-    """The pooled model's false alarms and misses in percent."""
-    out: dict[str, dict[str, Number]] = {}
-    for which, what in enumerate(("false alarms", "misses")):
-        for device, state in points[0]:
-            found = number([point[device, state][which] for point in points], 100)
-            out.setdefault(f"{state}: {what}", {})[device] = found
-    return out
+STUDY = Study(config, SEEDS, SEEDS, RATES, [POOLED_RATE])
 
 
 def published(text: str) -> Published:
@@ -228,8 +106,8 @@ TABLE = Table(
         },
         ALL: Part("20 clients, some active: over types and states", "preprint, Tables 7 and 8", {}, OTHER),
     },
-    stages=(pooled, search, rest),
-    measure=measure,
+    stages=STUDY.stages,
+    measure=STUDY.measure,
     claims=(
         Claim(
             "Self-FL's global model has the lowest relative FA in the normal state (mean over device types)",

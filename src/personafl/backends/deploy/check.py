@@ -121,7 +121,7 @@ def _data(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
 
 
 def _fit(path: Path, shape: Shape, fed: Federation) -> Iterator[Finding]:
-    """Whether the data is what the federation expects, where the operator told."""
+    """Whether the data is what the federation expects, where the operator said."""
     if not path.is_file():
         return
     try:
@@ -141,7 +141,7 @@ def _fit(path: Path, shape: Shape, fed: Federation) -> Iterator[Finding]:
 
 
 def _limits(site: SiteSettings) -> Iterator[Finding]:
-    """What the site insists on, and what it has told so far."""
+    """What the site insists on, and what it has given away so far."""
     yield Finding(
         "limits", "good",
         f"an answer: batches of at least {site.least_batch_size} samples, {site.least_steps} steps, "
@@ -150,8 +150,8 @@ def _limits(site: SiteSettings) -> Iterator[Finding]:
     )  # fmt: skip
     asked = [f"noise of at least {site.least_noise:g}"] if site.least_noise else []
     asked += [f"ε of at most {site.most_epsilon:g} at δ = {site.delta:g}"] if site.most_epsilon is not None else []
-    asked += ["metrics are told, which ε does not cover" if site.tells_metrics else "no metrics are told"]
-    yield Finding("privacy", "warning" if len(asked) > 1 and site.tells_metrics else "good", "; ".join(asked))
+    asked += ["metrics are reported, which ε does not cover" if site.reports_metrics else "no metrics are reported"]
+    yield Finding("privacy", "warning" if len(asked) > 1 and site.reports_metrics else "good", "; ".join(asked))
     try:
         yield _ledger(site, Ledger(Path(site.folder), site.id).entries())
     except PersonaflError as error:
@@ -161,7 +161,7 @@ def _limits(site: SiteSettings) -> Iterator[Finding]:
 def _ledger(site: SiteSettings, entries: Sequence[Entry]) -> Finding:
     counts = Counter(entry.what for entry in entries)
     runs = len({entry.run for entry in entries})
-    about = f"{counts['update']} updates and {counts['metrics']} times metrics were told, in {runs} runs"
+    about = f"{counts['update']} updates and {counts['metrics']} times metrics were reported, in {runs} runs"
     if not counts["update"]:
         return Finding("ledger", "good", about)
     used, updates = spent(entries, site.delta), [entry for entry in entries if entry.what == "update"]

@@ -84,7 +84,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             "sites": list(client_index.ids),
             "classes": settings.classes,
             "input_shape": written_shape(settings.input_shape),
-            "input_dtype": next(nodes.card(client).dtype for client in nodes.where()),
+            "input_dtype": next(nodes.site_info(client).dtype for client in nodes.where()),
             "outputs": outputs,
             # Nobody has seen the data: these are the same sites with samples of the same kind.
             "fingerprint": digest([], [client_index.ids, settings.input_shape, settings.classes, outputs]),
@@ -124,12 +124,12 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
 
 
 def pinned(backbone: BackboneSettings | None) -> dict[str, Any] | None:
-    """What sites are told of the backbone: no weights, no code and no path."""
+    """What sites learn of the backbone: no weights, no code and no path."""
     if backbone is None:
         return None
     name = backbone.name or Path(str(backbone.path)).name
-    told = {key: getattr(backbone, key) for key in ("sha256", "pooling", "normalize")}
-    return {"name": name, **told}
+    pins = {key: getattr(backbone, key) for key in ("sha256", "pooling", "normalize")}
+    return {"name": name, **pins}
 
 
 class RoundLog(Listener):
@@ -221,7 +221,7 @@ def _answer(work: Callable[[], RecordDict]) -> RecordDict:
 
 
 def _introduce(site: Site, content: RecordDict) -> RecordDict:
-    return RecordDict({"card": ConfigRecord(site.introduce())})
+    return RecordDict({"site_info": ConfigRecord(site.introduce())})
 
 
 def _train(site: Site, content: RecordDict) -> RecordDict:

@@ -1,8 +1,8 @@
-"""What a site tells of its models when it is evaluated: little, and not as often as somebody likes.
+"""What a site reports of its models when it is evaluated: little, and not as often as somebody likes.
 
 Sums of losses of models that somebody may choose are an oracle: with enough of them a test sample can be read off. So
-a site that asks for privacy tells no metrics (`SiteSettings.tells_metrics`). Any other tells them once for each time
-that it trained, of the one model that it was sent, rounded; asked the same again, it repeats what it said.
+a site that asks for privacy reports no metrics (`SiteSettings.reports_metrics`). Any other reports them once for each
+time that it trained, of the one model that it was sent, rounded; asked the same again, it repeats what it said.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ DIGITS = 3
 
 
 def why_not(entries: Sequence[Entry], run: str, round: int) -> str:
-    """Why a site does not tell metrics now; empty where it does."""
+    """Why a site does not report metrics now; empty where it does."""
     mine = [entry for entry in entries if entry.run == run]
-    told = [k for k, entry in enumerate(mine) if entry.what == "metrics"]
-    trained = len(mine) - len(told)
-    if len(told) >= trained:
-        return f"it trained {trained} times in this run and told metrics {len(told)} times: it trains first"
-    same = [k for k in told if mine[k].round == round]
+    reported = [k for k, entry in enumerate(mine) if entry.what == "metrics"]
+    trained = len(mine) - len(reported)
+    if len(reported) >= trained:
+        return f"it trained {trained} times in this run and reported metrics {len(reported)} times: it trains first"
+    same = [k for k in reported if mine[k].round == round]
     if same and all(entry.what == "metrics" for entry in mine[same[-1] :]):
-        return f"it told metrics of round {round} already, of another model"
+        return f"it reported metrics of round {round} already, of another model"
     return ""
 
 
@@ -48,7 +48,7 @@ def loss_step(n: int) -> float:
 
 
 def rounded(columns: Columns, sizes: Mapping[str, int], classes: bool) -> Columns:
-    """What is told in place of exact values.
+    """What is reported in place of exact values.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ def digest(order: Order, last: bool, common: Tensor | None, data: str) -> str:
     return sha256(json.dumps(said).encode()).hexdigest()
 
 
-class Told:
-    """The last metrics that a site told in a run, on its disk."""
+class LastReport:
+    """The last metrics that a site reported in a run, on its disk."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "evaluated.json"
@@ -105,6 +105,7 @@ class Told:
             return None
 
     def keep(self, asked: str, columns: Columns) -> None:
+        """Write down what is answered to an order, before it leaves."""
         with disk_errors(self._path.parent, "creating"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         said = {name: (str(values.dtype), values.tolist()[0]) for name, values in columns.items()}

@@ -2,7 +2,7 @@
 
 `ledger.jsonl` is only ever appended to. Each line has a digest of itself and of all lines before it, and `ledger.head`
 says how many there are and what the last digest is. A line that was changed, taken out or cut off is noticed: a site
-then refuses to answer rather than forget what it has told.
+then refuses to answer rather than forget what it has given away.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Ledger:
 
     def _bad(self, why: str) -> RunError:
         return RunError(
-            f"site {self._client} cannot trust the ledger of what it has told: {why}; bring {self.path.name} and "
-            f"{self.head.name} back from a backup (to begin anew, and forget what was told, move both away)"
+            f"site {self._client} cannot trust the ledger of what it has given away: {why}; bring {self.path.name} and "
+            f"{self.head.name} back from a backup (to begin anew, and forget what was given away, move both away)"
         )
 
 

@@ -20,9 +20,10 @@ from personafl.algorithms.base import Program
 from personafl.algorithms.extras import batches_per_step, copies, sent_for_evaluation
 from personafl.backends.flower.job import JobDescription, layout_of
 from personafl.backends.flower.site_data import SiteSettings
-from personafl.engines.base import Result, Split, Work
+from personafl.engines.base import Split
 from personafl.engines.batches import BatchPlan
 from personafl.engines.loop import LoopEngine
+from personafl.engines.work import Result, Work
 from personafl.errors import ConfigError
 from personafl.kernels.task import Objective, Task
 from personafl.settings import Local

@@ -89,32 +89,32 @@ class FederationSettings:
         factor = self.max_norm_factor
         check("federation.max_norm_factor", factor, factor == 0 or factor >= 1, "at least 1, or 0 for no limit")
 
-    def check_card(self, card: SiteInfo) -> None:
+    def check_site(self, info: SiteInfo) -> None:
         """Refuse a site whose data or software does not fit."""
-        who = f"site {card.client}"
-        if card.personafl != __version__:
-            raise DataError(f"{who} has personafl {card.personafl}, the server {__version__}: install that")
-        if card.shape != self.input_shape:
-            here, expected = shape_text(card.shape), shape_text(self.input_shape)
+        who = f"site {info.client}"
+        if info.personafl != __version__:
+            raise DataError(f"{who} has personafl {info.personafl}, the server {__version__}: install that")
+        if info.shape != self.input_shape:
+            here, expected = shape_text(info.shape), shape_text(self.input_shape)
             raise DataError(f"{who} has samples of shape {here}, expected {expected}")
-        if (card.classes == 0) != (self.classes is None):
+        if (info.classes == 0) != (self.classes is None):
             kinds = ("classes", "numbers")
-            raise DataError(f"{who} has labels that are {kinds[card.classes == 0]}, expected {kinds[not self.classes]}")
-        if self.classes is not None and card.classes > self.classes:
-            raise DataError(f"{who} has {card.classes} classes, expected at most {self.classes}")
-        if self.classes is None and card.outputs != self.outputs:
-            raise DataError(f"{who} has labels of {card.outputs} numbers, expected {self.outputs}")
-        for kind in parts(card.dtype).values():
+            raise DataError(f"{who} has labels that are {kinds[info.classes == 0]}, expected {kinds[not self.classes]}")
+        if self.classes is not None and info.classes > self.classes:
+            raise DataError(f"{who} has {info.classes} classes, expected at most {self.classes}")
+        if self.classes is None and info.outputs != self.outputs:
+            raise DataError(f"{who} has labels of {info.outputs} numbers, expected {self.outputs}")
+        for kind in parts(info.dtype).values():
             if kind not in KINDS:
                 raise DataError(f"{who} has samples of type {kind}; known: {', '.join(KINDS)}")
         for split in SPLITS:
-            if (count := getattr(card, split)) > self.most_samples:
+            if (count := getattr(info, split)) > self.most_samples:
                 raise DataError(
                     f"{who} says that it has {count} {split} samples; federation.most_samples is {self.most_samples}"
                 )
-        if card.train == 0:
+        if info.train == 0:
             raise DataError(f"{who} has no training samples")
-        if self.clients and card.client not in self.clients:
+        if self.clients and info.client not in self.clients:
             raise DataError(f"{who} is not among federation.clients")
 
 
@@ -130,7 +130,7 @@ def gather(
     seal
         The operator's keys; left out, messages are not signed.
     """
-    nodes = Nodes(grid, settings.check_card, seal)
+    nodes = Nodes(grid, settings.check_site, seal)
     named = sorted(ids or settings.clients, key=natural_order)
     count = len(named) or settings.sites
 
@@ -147,7 +147,7 @@ def gather(
     client_index = ClientIndex(
         tuple(names), None, {split: np.zeros(len(names), np.int64) for split in ("train", "val", "test")}, True
     )
-    groups = [nodes.card(client).group if client in online else "" for client in names]
+    groups = [nodes.site_info(client).group if client in online else "" for client in names]
     return nodes, ClientIndex(
         client_index.ids, tuple(groups) if any(groups) else None, client_index.sizes, settings.outputs == 1
     )

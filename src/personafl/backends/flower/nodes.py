@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ log = logging.getLogger("personafl")
 
 ANSWER = 60.0
 """Seconds that a node has to say who it is; then, and when it was refused, it is asked again after this time."""
-CARD = {
+SITE_INFO = {
     "client": str, "group": str, "train": int, "val": int, "test": int, "classes": int, "outputs": int, "inputs": str,
     "personafl": str, "torch": str, "python": str,
 }  # fmt: skip
@@ -64,7 +64,7 @@ class Nodes:
 
     def __init__(self, grid: Grid, check: Callable[[SiteInfo], None], seal: OperatorSeal | None = None) -> None:
         self.grid, self.replies, self._seal = grid, Replies(grid), seal
-        self.cards: dict[int, SiteInfo] = {}
+        self.infos: dict[int, SiteInfo] = {}
         self.refused: dict[int, str] = {}
         self._check = check
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id, and when it was asked
@@ -75,17 +75,18 @@ class Nodes:
     def where(self) -> dict[str, int]:
         """The node of each site that is there. Of two that claim the same name, the one that was there first."""
         self._at = {client: node for client, node in self._at.items() if node in self._online}
-        for node, card in self.cards.items():
-            if node in self._online and self._at.setdefault(card.client, node) != node:
-                self._refuse(node, f"another node is site {card.client} already: each needs an id of its own")
+        for node, info in self.infos.items():
+            if node in self._online and self._at.setdefault(info.client, node) != node:
+                self._refuse(node, f"another node is site {info.client} already: each needs an id of its own")
         return dict(self._at)
 
-    def card(self, client: str) -> SiteInfo:
-        return self.cards[self._at[client]]
+    def site_info(self, client: str) -> SiteInfo:
+        """How a site that is there introduced itself."""
+        return self.infos[self._at[client]]
 
     def twice(self) -> str | None:
         """A name that two nodes claim at the same time."""
-        claims = [card.client for node, card in self.cards.items() if node in self._online]
+        claims = [info.client for node, info in self.infos.items() if node in self._online]
         return next((client for client in claims if claims.count(client) > 1), None)
 
     def look(self, enough: Callable[[dict[str, int]], bool], patience: float) -> bool:
@@ -119,13 +120,54 @@ class Nodes:
         self._verify(reply, client, order)
         return found
 
+    def exchange(
+        self,
+        orders: Mapping[int, Message],
+        clients: Sequence[str],
+        take: Callable[[int, RecordDict], None],
+        timeout: float,
+    ) -> dict[int, str]:
+        """Send the i-th client its message and take the answers that come in time; who gave none, and why.
+
+        Parameters
+        ----------
+        orders
+            A message for each position among `clients` that is asked.
+        take
+            Called with the position and the answer; a DataError of it drops the answer.
+        timeout
+            Seconds that all have to answer.
+        """
+        dropped: dict[int, str] = {}
+        waiting: dict[int, str] = {}
+        for i, order in orders.items():  # one at a time: a model for each of them need not be in memory twice
+            question = next(iter(self.grid.push_messages([order])), None)
+            if question:
+                waiting[i] = question
+            else:
+                dropped[i] = "Flower did not take the message"
+        end, pause = time.monotonic() + timeout, 0.02
+        while waiting and time.monotonic() < end:
+            for i, question in list(waiting.items()):
+                try:
+                    for reply in self.replies.to(question):
+                        del waiting[i]
+                        take(i, self.heard(reply, clients[i], orders[i].content))
+                except DataError as error:
+                    waiting.pop(i, None)
+                    dropped[i] = plain(str(error))
+            if waiting:
+                time.sleep(pause)
+                pause = min(1.5 * pause, 1.0)
+        return dropped | {i: f"no answer within {timeout:g} s" for i in waiting}
+
     def _verify(self, reply: Message, client: str, order: RecordDict) -> None:
         if self._seal is not None:
             self._seal.check(reply.content, client, order)
 
     def _ask(self) -> None:
         self._online, now = set(self.grid.get_node_ids()), time.monotonic()
-        for node in sorted(self._online - set(self.cards)):
+        for node in sorted(self._online - set(self.infos)):
             if node in self._asked and now < self._asked[node][1] + ANSWER:
                 continue
             self._questions[node] = self.sign(RecordDict(), "query", f"node {node}")
@@ -134,17 +176,17 @@ class Nodes:
 
     def _listen(self) -> None:
         for node, (question, when) in list(self._asked.items()):
-            if node in self.cards or not question:
+            if node in self.infos or not question:
                 continue
             try:
                 for reply in self.replies.to(question):
                     self._asked[node] = "", when
-                    card = _card(content(reply))
-                    self._verify(reply, card.client, self._questions[node])
-                    self._check(card)
-                    self.cards[node] = card
+                    info = _site_info(content(reply))
+                    self._verify(reply, info.client, self._questions[node])
+                    self._check(info)
+                    self.infos[node] = info
                     self.refused.pop(node, None)
-                    log.info("site %s is here: %d training samples", card.client, card.train)
+                    log.info("site %s is here: %d training samples", info.client, info.train)
             except DataError as error:
                 self._asked[node] = "", when
                 self._refuse(node, str(error))
@@ -166,10 +208,10 @@ def content(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _card(content: RecordDict) -> SiteInfo:
-    found: dict[str, Any] = values(content, "card", CARD)
+def _site_info(content: RecordDict) -> SiteInfo:
+    found: dict[str, Any] = values(content, "site_info", SITE_INFO)
     # The name has to be right as it is: it is what sites are known by.
-    found |= {key: plain(found[key], 200) for key, kind in CARD.items() if kind is str and key != "client"}
+    found |= {key: plain(found[key], 200) for key, kind in SITE_INFO.items() if kind is str and key != "client"}
     if not found["client"].isprintable() or not 0 < len(found["client"]) <= 200:
         raise DataError("it has no name of 1 to 200 characters")
     if not all(0 <= found[split] < SIZES for split in ("train", "val", "test")):

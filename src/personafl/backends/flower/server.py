@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.algorithms import Algorithm, Sent, Uploads
+from personafl.backends.flower.declared_sizes import DeclaredSizes
 from personafl.backends.flower.job import (
     JobDescription,
     Layout,
@@ -30,7 +30,6 @@ from personafl.backends.flower.nodes import Nodes, missing
 from personafl.backends.flower.screening import check_measures, rows_of, too_far, too_long
 from personafl.backends.flower.work import gradients_per_step
 from personafl.errors import DataError
-from personafl.federation.arrays import SPLITS
 from personafl.federation.splits import natural_order
 from personafl.files import make_folder, write_text
 from personafl.kernels.task import Task
@@ -92,11 +91,7 @@ class FlowerClients(Clients):
         nobody = np.zeros_like(self.accepted)
         self._saved = [(0, nobody), (0, nobody)]  # the two checkpoints that are kept: rounds, and `accepted`
         self._finished: set[int] = set()
-        # What each site said that it has when it joined: for this run it counts with no more. −1: it has not joined.
-        self.declared = {split: np.full(len(client_index), -1, np.int64) for split in SPLITS}
-        self._joined: set[int] = set()
-        self._cut: set[tuple[int, str, int]] = set()  # claims that were cut, and told in the log
-        self._note_sizes(nodes.where())
+        self._sizes = DeclaredSizes(nodes, client_index)
 
     # --- what the runner asks for ---------------------------------------------------------------------------
 
@@ -145,7 +140,7 @@ class FlowerClients(Clients):
                 ups[i] = up
             steps[i] = said["steps"]
 
-        dropped |= self._exchange(orders, take)
+        dropped |= self.nodes.exchange(orders, self.client_index.ids, take, self.settings.round_timeout)
         for i, why in self._screen(ids, sent, ups).items():
             dropped[i] = why
             del ups[i], steps[i]
@@ -165,7 +160,6 @@ class FlowerClients(Clients):
             self.algorithm.uplink,
             most=self.settings.max_weight,
         )
-        joined, self._joined = np.array(sorted(self._joined), np.int64), set()
         return Answers(
             uploads,
             active,
@@ -174,7 +168,7 @@ class FlowerClients(Clients):
             np.setdiff1d(active, good),
             uploads.bytes(),
             dict(sorted(dropped.items())),
-            joined,
+            self._sizes.joined(),
         )
 
     def _screen(self, ids: Ints, sent: Sent, ups: dict[int, State]) -> dict[int, str]:
@@ -193,11 +187,11 @@ class FlowerClients(Clients):
         found: dict[int, State] = {}
 
         def take(i: int, reply: RecordDict) -> None:
-            # A site may tell no metrics, and what its answers have cost its privacy nevertheless.
+            # A site may report no metrics, and what its answers have cost its privacy nevertheless.
             withheld = self._said(reply, i, snapshot.round, {"withheld": str})["withheld"]
-            told = {name: kind for name, kind in layout.items() if not withheld or name == "epsilon"}
-            columns = unpack(reply, "columns", told)
-            self._check_declared(i)
+            expected = {name: kind for name, kind in layout.items() if not withheld or name == "epsilon"}
+            columns = unpack(reply, "columns", expected)
+            self._sizes.check(i)
             check_measures(columns, self.client_index, i, self.task, snapshot.common is not None)
             found[i] = columns
             if withheld:
@@ -216,19 +210,15 @@ class FlowerClients(Clients):
         return columns
 
     def rows(self, ids: Ints) -> State:
-        declared = {f"declared_{split}": torch.from_numpy(sizes[ids]) for split, sizes in self.declared.items()}
-        return {"accepted": torch.from_numpy(self.accepted[ids]), **declared}
+        return {"accepted": torch.from_numpy(self.accepted[ids]), **self._sizes.rows(ids)}
 
     def put_rows(self, ids: Ints, rows: State) -> None:
         self.accepted[ids] = rows["accepted"].numpy()
-        for split, sizes in self.declared.items():
-            if f"declared_{split}" in rows:  # runs of earlier versions do not have it
-                sizes[ids] = rows[f"declared_{split}"].numpy()
-        self._note_sizes(self.nodes.where())
+        self._sizes.put_rows(ids, rows)
 
     @property
     def row_bytes(self) -> int:
-        return 8 * (1 + len(self.declared))
+        return 8 + self._sizes.row_bytes
 
     def saved(self, round: int) -> None:
         if round != self._saved[1][0]:
@@ -268,32 +258,8 @@ class FlowerClients(Clients):
         if not self.nodes.look(some, self.settings.patience):
             raise missing(self.nodes, sorted(wanted, key=natural_order), self.settings.patience)
         at = self.nodes.where()
-        self._note_sizes(at)
+        self._sizes.note(at)
         return at
-
-    def _note_sizes(self, at: Mapping[str, int]) -> None:
-        """Sites that come late, or with other data, tell their numbers of samples: never more than at first."""
-        for i, client in enumerate(self.client_index.ids):
-            for split, sizes in self.client_index.sizes.items() if client in at else ():
-                now, declared = getattr(self.nodes.card(client), split), self.declared[split]
-                if declared[i] < 0:
-                    declared[i] = now
-                    self._joined.add(i)
-                new = min(now, int(declared[i]))
-                if new < now and (i, split, now) not in self._cut:
-                    self._cut.add((i, split, now))
-                    log.warning(
-                        "%s says that it has %d %s samples, at first it said %d: it counts with these",
-                        client, now, split, new,
-                    )  # fmt: skip
-                sizes[i] = new
-
-    def _check_declared(self, i: int) -> None:
-        """Measures over more samples than a site has declared are not of what its row says."""
-        card = self.nodes.card(self.client_index.ids[i])
-        for split in ("val", "test"):
-            if getattr(card, split) > self.declared[split][i]:
-                raise DataError(f"it has more {split} samples than when it joined")
 
     # --- messages --------------------------------------------------------------------------------------------
 
@@ -327,32 +293,6 @@ class FlowerClients(Clients):
         signed = self.nodes.sign(RecordDict(records), kind, self.client_index.ids[i], self.job.run)
         return Message(signed, node, kind, ttl=ttl, group_id=str(round))
 
-    def _exchange(self, orders: dict[int, Message], take: Callable[[int, RecordDict], None]) -> dict[int, str]:
-        """Send each client its message and take the answers that come in time; who gave none, and why."""
-        grid, dropped = self.nodes.grid, {}
-        waiting: dict[int, str] = {}
-        for i, order in orders.items():  # one at a time: a model for each of them need not be in memory twice
-            question = next(iter(grid.push_messages([order])), None)
-            if question:
-                waiting[i] = question
-            else:
-                dropped[i] = "Flower did not take the message"
-        end, pause = time.monotonic() + self.settings.round_timeout, 0.02
-        while waiting and time.monotonic() < end:
-            for i, question in list(waiting.items()):
-                try:
-                    for reply in self.nodes.replies.to(question):
-                        del waiting[i]
-                        take(i, self.nodes.heard(reply, self.client_index.ids[i], orders[i].content))
-                except DataError as error:
-                    waiting.pop(i, None)
-                    dropped[i] = plain(str(error))
-            if waiting:
-                time.sleep(pause)
-                pause = min(1.5 * pause, 1.0)
-        dropped |= {i: f"no answer within {self.settings.round_timeout:g} s" for i in waiting}
-        return dropped
-
     def _said(self, reply: RecordDict, i: int, round: int, kinds: dict[str, type]) -> dict[str, Any]:
         said = values(reply, "answer", {"client": str, "round": int, **kinds})
         if (said["client"], said["round"]) != (self.client_index.ids[i], round):
@@ -378,7 +318,8 @@ class FlowerClients(Clients):
             if snapshot.last:
                 self._finished.add(i)
 
-        dropped = {int(i): "not there" for i in ids if int(i) not in orders} | self._exchange(orders, taken)
+        dropped = {int(i): "not there" for i in ids if int(i) not in orders}
+        dropped |= self.nodes.exchange(orders, self.client_index.ids, taken, self.settings.round_timeout)
         for i, why in sorted(dropped.items()):
             log.warning("round %d: %s was not evaluated (%s)", snapshot.round, self.client_index.ids[i], why)
 

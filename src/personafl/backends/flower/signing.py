@@ -1,4 +1,4 @@
-"""Messages that are signed end to end: orders by the operator, cards and answers by the site that gives them.
+"""Messages that are signed end to end: orders by the operator, introductions and answers by the site that gives them.
 
 Flower authenticates the node that makes a request, not the message in it: what a node pushes is stored with whatever
 sender it names. So every message carries a `seal`. An order's says for whom it is, of what kind, in which run, and a
@@ -53,7 +53,7 @@ class OperatorSeal:
         content[SEAL] = ConfigRecord({**said, "signature": signature.hex()})
 
     def check(self, answer: RecordDict, client: str, order: RecordDict) -> None:
-        """Refuse an answer, or a card, that is not a site's own, or not to this order."""
+        """Refuse an answer, or an introduction, that is not a site's own, or not to this order."""
         path = self._keys / f"{client}.pub"
         if "/" in client or not path.is_file():
             raise DataError(f"it says that it is site {client}, of whom the operator has no key in {self._keys.name}/")

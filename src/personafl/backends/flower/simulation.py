@@ -89,7 +89,7 @@ def simulated_clients(job: Job, folder: Path) -> FlowerClients:
             max_weight=1.0,
             max_norm_factor=0.0,
         )
-        nodes = Nodes(simulator.grid(), settings.check_card)
+        nodes = Nodes(simulator.grid(), settings.check_site)
         if not nodes.look(lambda online: len(online) == len(federation), PATIENCE):
             raise missing(nodes, federation.ids, PATIENCE)
         client_index = ClientIndex.of(federation)

@@ -1,8 +1,8 @@
 """What a site does: one client with its own data, its own disk, and a say in what it takes part in.
 
 A site is told what to do by messages, and keeps what is its own: the samples, the state between rounds, the
-personalized model. What it gives away is its card (`introduce`), what the algorithm sends up (`train`), and sums of
-metrics (`measure`). Each of the latter two is in its ledger before it leaves.
+personalized model. What it gives away is what it says of itself (`introduce`), what the algorithm sends up (`train`),
+and sums of metrics (`measure`). Each of the latter two is in its ledger before it leaves.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms import Algorithm
-from personafl.backends.flower.evaluations import Told, digest, rounded, why_not
+from personafl.backends.flower.evaluations import LastReport, digest, rounded, why_not
 from personafl.backends.flower.job import JobDescription, Layout, Order, fingerprint, layout_of, upload_of
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
 from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
-from personafl.engines.base import torch_threads
 from personafl.engines.loop import LoopEngine
+from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
 from personafl.files import make_folder, write_tensors, write_text
@@ -55,7 +55,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a site tells of its models; `withheld` says why it tells no metrics, where it does not."""
+    """What a site reports of its models; `withheld` says why there are no metrics, where there are none."""
 
     columns: Columns
     withheld: str = ""
@@ -130,16 +130,16 @@ class Site:
             return Trained(up, int(answers.steps[0]), failed)
 
     def measure(self, order: Order, last: bool, common: Tensor | None) -> Measured:
-        """Sums of loss and metrics of this client's personalized model and the common one, as far as they are told.
+        """Sums of loss and metrics of this client's personalized model and the common one, as far as they are reported.
 
-        After the last round the personalized model is written to the site's disk, whatever is told.
+        After the last round the personalized model is written to the site's disk, whatever is reported.
         """
         with torch_threads(self.settings.threads), torch.no_grad():
             clients, versions = self._clients(order, evaluating=True)
             versions.settle(order.accepted, order.durable)
             if self._own is not None:
                 return Measured(self._measure(clients, order, last, common))
-            return self._tell(clients, versions, order, last, common)
+            return self._report(clients, versions, order, last, common)
 
     # --- how -------------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Site:
         here = self.settings
         check_budget(here.id, entries, entry, here.most_epsilon, here.delta)
         if entry.what == "metrics" and (why := why_not(entries, entry.run, entry.round)):
-            raise ConfigError(f"site {here.id} tells no metrics: {why}")
+            raise ConfigError(f"site {here.id} reports no metrics: {why}")
 
     # --- evaluation ------------------------------------------------------------------------------------------
 
@@ -227,14 +227,17 @@ class Site:
             self._keep(clients, order, theta, columns)
         return columns
 
-    def _tell(
+    def _report(
         self, clients: LocalClients, versions: StateHistory, order: Order, last: bool, common: Tensor | None
     ) -> Measured:
         """What leaves the site, see `evaluations`."""
         theta0 = clients.task.theta0 if order.theta0 is None else order.theta0
         check_common(self.settings, clients.algorithm, theta0, order.sent, common)
-        asked, told = digest(order, last, common, clients.engine.federation.fingerprint), Told(versions.folder)
-        again, why = told.recall(asked) if self.settings.tells_metrics else None, self._why_not(order)
+        asked, last_report = (
+            digest(order, last, common, clients.engine.federation.fingerprint),
+            LastReport(versions.folder),
+        )
+        again, why = last_report.recall(asked) if self.settings.reports_metrics else None, self._why_not(order)
         exact = self._measure(clients, order, last, common) if last or (again is None and not why) else {}
         if again is not None:
             return Measured(again)
@@ -243,15 +246,15 @@ class Site:
         sizes = {str(split): int(count[0]) for split, count in clients.client_index.sizes.items()}
         columns = rounded(exact, sizes, clients.task.classification)
         self._write_down(self._entry(order, clients, "metrics"))
-        told.keep(asked, columns)
+        last_report.keep(asked, columns)
         return Measured(columns)
 
     def _why_not(self, order: Order) -> str:
-        if self.settings.tells_metrics:
+        if self.settings.reports_metrics:
             why = why_not(self.ledger.entries(), order.job.run, order.round)
         else:
             why = "it asks for privacy, and with enough noise they would say nothing"
-        return f"site {self.settings.id} tells no metrics: {why}" if why else ""
+        return f"site {self.settings.id} reports no metrics: {why}" if why else ""
 
     # --- its data and model ----------------------------------------------------------------------------------
 
@@ -270,7 +273,7 @@ class Site:
         folder = self.settings.models
         make_folder(folder)
         write_tensors(folder / "personal.safetensors", clients.task.state_dict(theta.cpu()), {"format": "pt"})
-        card = {
+        about = {
             "client": self.settings.id,
             "round": order.round,
             "algorithm": order.job.algorithm,
@@ -279,4 +282,4 @@ class Site:
             "samples": {split: int(sizes[0]) for split, sizes in clients.client_index.sizes.items()},
             "sums": {name: float(value[0]) for name, value in columns.items()},
         }
-        write_text(folder / "personal.json", json.dumps(card, indent=1))
+        write_text(folder / "personal.json", json.dumps(about, indent=1))

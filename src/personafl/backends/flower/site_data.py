@@ -50,7 +50,7 @@ class SiteSettings:
         The ε that all answers of this site may add up to, over all runs, at this δ; left out, there is no limit. What
         is spent is in the site's ledger.
     metrics
-        Whether the operator is told metrics. Left out: unless `least_noise` or `most_epsilon` asks for privacy.
+        Whether the operator gets metrics. Left out: unless `least_noise` or `most_epsilon` asks for privacy.
     least_batch_size, least_steps, least_samples
         What training must have at the least for its answer to leave this site: samples in a batch, and no sample with
         more weight in the answer than 1 of so many; steps; different training samples.
@@ -111,7 +111,7 @@ class SiteSettings:
             check("allow", name, name in ALGORITHMS, f"among the algorithms: {', '.join(ALGORITHMS)}")
 
     @property
-    def tells_metrics(self) -> bool:
+    def reports_metrics(self) -> bool:
         return not (self.least_noise or self.most_epsilon) if self.metrics is None else self.metrics
 
     @property

@@ -22,7 +22,7 @@ from torch import Tensor
 from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.backends.ray.actor import Arrays, ShardRequest, WorkerConfig, arrays
 from personafl.backends.ray.shards import Shards, by_value, message_bytes
-from personafl.engines.base import cores
+from personafl.engines.machine import cores
 from personafl.inputs import some
 from personafl.kernels.statistics import Moments, by_layer
 from personafl.settings import require_ray

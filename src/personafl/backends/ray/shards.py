@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from personafl.backends.ray.actor import Shard, ShardRequest, Worker, WorkerConfig
 from personafl.backends.ray.start import connect
-from personafl.engines.base import cores
+from personafl.engines.machine import cores
 from personafl.errors import ConfigError, PersonaflError, RunError
 from personafl.federation import Federation
 from personafl.inputs import tensors

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from personafl.engines.base import cores
+from personafl.engines.machine import cores
 from personafl.errors import ConfigError
 from personafl.settings import require_ray
 

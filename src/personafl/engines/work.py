@@ -1,0 +1,86 @@
+"""The work that an engine is given, what comes of it, and the gradients that a step asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personafl.algorithms.base import Program, Sent
+from personafl.algorithms.extras import SideBySide
+from personafl.kernels.task import Batch, Objective, Task
+from personafl.states import Ints, State, each, joined
+
+
+@dataclass(frozen=True)
+class Work:
+    """A program to run for some clients: `own` has a row for each of `ids`, and so has `sent.each`."""
+
+    program: Program
+    round: int
+    purpose: str
+    ids: Ints
+    own: State
+    sent: Sent
+
+
+@dataclass(frozen=True)
+class Result:
+    """New states, uploads, step counts and gradient counts, a row for each client in the order of `Work.ids`."""
+
+    own: State
+    up: State
+    steps: Tensor
+    gradients: Tensor
+
+
+class StepBatches:
+    """The `grad` that a step gets: gradients and predictions on the batches drawn for this step.
+
+    `made` counts the gradients.
+    """
+
+    def __init__(self, task: Task, batches: Sequence[Batch], gradient: Callable[..., Tensor]) -> None:
+        self._task, self._batches, self._gradient = task, batches, gradient
+        self.made = 0
+
+    def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
+        self.made += 1
+        return self._gradient(theta, self._batches[batch], objective, extra)
+
+    def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        gradient = self(theta)
+        if proximal is not None:
+            gradient = gradient + proximal[0] * (theta - proximal[1])
+        theta.sub_(gradient, alpha=lr)
+
+    def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return self._task.predict(theta, here.x, here.weight)
+
+    def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        here = self._batches[batch]
+        return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
+
+
+def concatenate(results: list[Result]) -> Result:
+    """One result of several, client after client."""
+    return Result(
+        joined([r.own for r in results]),
+        joined([r.up for r in results]),
+        torch.cat([r.steps for r in results]),
+        torch.cat([r.gradients for r in results]),
+    )
+
+
+def expand_copies(work: Work) -> Work:
+    """A row for each of the models that a program trains side by side for a client."""
+    if not isinstance(work.program, SideBySide):
+        return work
+    many = work.program.copies
+    own, sent = (each(lambda v: v.repeat_interleave(many, 0), state) for state in (work.own, work.sent.each))
+    ids = np.repeat(work.ids, many)
+    return Work(work.program, work.round, work.purpose, ids, own, Sent(work.sent.shared, sent))
