@@ -1,4 +1,4 @@
-"""Low-rank adapters in a frozen model of transformers, by peft, with a linear head: what `[model] name = "lora"` builds."""
+"""Low-rank adapters by peft in a frozen model of transformers, with a head: what `[model] name = "lora"` builds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def adapted(
             f"model.targets = {list(targets)}: peft finds no such layers in {folder}, which has the linear layers "
             f"{', '.join(layers)} ({why(error)[:120]})"
         ) from error
-    return AdaptedModel(backbone, nn.Linear(width, outputs))
+    return AdaptedModel(backbone.train(False), nn.Linear(width, outputs))  # peft's layers come in train()
 
 
 def _linear(module: nn.Module) -> bool:
