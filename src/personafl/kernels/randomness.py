@@ -148,7 +148,7 @@ class KeyedDraws(DispatchMode):
     # --- numbers ---------------------------------------------------------------------------------------------
 
     def keys(self, device: torch.device) -> Tensor:
-        """() of one client, or (K,)."""
+        """The key of one client, (), or of each of K, (K,)."""
         frame = self._frame
         if frame.key is not None:
             return _physical(frame.key).to(device)
@@ -157,6 +157,7 @@ class KeyedDraws(DispatchMode):
         return torch.zeros(len(weight) if several and weight is not None else (), dtype=torch.int64, device=device)
 
     def bits(self, shape: Any, device: Any) -> Tensor:
+        """Random bits (int64) from the keys."""
         return draw(*self._next(shape, device))
 
     def at_least(self, p: float, shape: Any, device: Any) -> Tensor:
@@ -180,10 +181,11 @@ class KeyedDraws(DispatchMode):
         return axis
 
     def uniform(self, shape: Any, device: Any) -> Tensor:
+        """Numbers in [0, 1)."""
         return uniform(self.bits(shape, device))
 
     def normal(self, shape: Any, device: Any) -> Tensor:
-        """By Box and Muller."""
+        """Numbers of the standard normal distribution, by Box and Muller."""
         first, second = self.uniform(shape, device), self.uniform(shape, device)
         return (-2.0 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
 

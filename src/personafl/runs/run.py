@@ -194,6 +194,7 @@ class Run(RunTables):
 
     @property
     def algorithm(self) -> Algorithm:
+        """The algorithm with its hyper-parameters."""
         if self._algorithm is None:
             found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
@@ -249,6 +250,7 @@ class Run(RunTables):
 
     @property
     def task(self) -> Task:
+        """The model with its loss and metrics."""
         if self._task is None:
             resolved = self.manifest["resolved"]
             module = self._module

@@ -117,10 +117,12 @@ class Deployment:
 
     @property
     def sites(self) -> tuple[str, ...]:
+        """The names of the sites."""
         return self.layout.sites
 
     @property
     def run_folder(self) -> Path:
+        """Where the run goes."""
         return self.layout.folder / "run"
 
     def model(self, name: str) -> Path:

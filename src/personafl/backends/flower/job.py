@@ -93,10 +93,12 @@ class JobDescription:
         return made
 
     def make_local(self) -> Local:
+        """How clients train."""
         made: Local = checked(Local, "local", self.local)
         return made
 
     def make_privacy(self) -> Privacy | None:
+        """Clipping and noise, where the run has any."""
         made: Privacy | None = checked(Privacy | None, "privacy", self.privacy)
         return made
 

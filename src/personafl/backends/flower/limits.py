@@ -205,6 +205,7 @@ def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent:
 
 
 def check_most(here: SiteSettings, key: str, asked: int, what: str) -> None:
+    """Refuse what is more than a site's setting `key` allows."""
     most = getattr(here, key)
     if asked > most:
         raise ConfigError(f"site {here.id} takes at most {most:,} {what} ({key}), this run asks for {asked:,}")

@@ -30,6 +30,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
+from personafl.federation.missing import VALUE
 from personafl.files import make_folder, write_tensors, write_text
 from personafl.inputs import dtype_of, shape_of, shape_text
 from personafl.kernels.task import Task
@@ -281,5 +282,12 @@ class Site:
             **({} if order.job.backbone is None else {"backbone": order.job.backbone}),
             "samples": {split: int(sizes[0]) for split, sizes in clients.client_index.sizes.items()},
             "sums": {name: float(value[0]) for name, value in columns.items()},
+            **_filled_in(clients.engine.federation),
         }
         write_text(folder / "personal.json", json.dumps(about, indent=1))
+
+
+def _filled_in(data: Federation) -> dict[str, Any]:
+    """What the model's samples need where values are missing, see `SiteSettings.missing`."""
+    found = {name: value.tolist() for name, value in data.constants.items() if name.startswith(VALUE)}
+    return {"filled_in": found} if found else {}
