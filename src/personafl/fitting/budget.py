@@ -47,15 +47,21 @@ def written(seconds: float) -> str:
     return " ".join(f"{n}{unit}" for n, unit in parts if n) or "0s"
 
 
+def now() -> float:
+    """What a budget is counted by, in seconds."""
+    return time.monotonic()
+
+
 class Clock:
     """Counts the seconds of a fit since `begun` (left out, now), those of earlier sessions included."""
 
     def __init__(self, budget: float, spent: float = 0.0, begun: float | None = None) -> None:
-        self.budget, self._begun = budget, (time.monotonic() if begun is None else begun) - spent
+        self.budget, self._begun = budget, (now() if begun is None else begun) - spent
 
     @property
     def spent(self) -> float:
-        return time.monotonic() - self._begun
+        """Seconds so far."""
+        return now() - self._begun
 
     @property
     def left(self) -> float:

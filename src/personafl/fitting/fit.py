@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
 from personafl.files import make_folder, write_text
 from personafl.fitting import ending
-from personafl.fitting.budget import Clock, seconds_of, written
+from personafl.fitting.budget import Clock, now, seconds_of, written
 from personafl.fitting.candidates import Candidate, Outcome, Portfolio
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.result import Fit, summary_of
@@ -112,7 +111,7 @@ def fit(
     >>> len(found.table()), found.personal("client-3")(fed.x[:2]).shape
     (4, torch.Size([2, 10]))
     """
-    begun = time.monotonic()
+    begun = now()
     check_federation(federation)
     check_seed(seed)
     check_settings(schedule, local, None, engine, loss=loss, metrics=metrics, out=out, settings=settings)
@@ -151,7 +150,7 @@ def fit_job(
     progress: bool = True,
     begun: float | None = None,
 ) -> Fit:
-    """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`time.monotonic`)."""
+    """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`budget.now`)."""
     if trials is not None and trials < 1:
         raise ConfigError(f"trials = {trials}: must be at least 1, or left out")
     if resume and out is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ import numpy as np
 
 from personafl.errors import PersonaflError, RunError
 from personafl.files import disk_errors, make_folder
+from personafl.fitting import budget
 from personafl.fitting.candidates import Candidate, Outcome, Portfolio
 from personafl.fitting.search import Attempt
 from personafl.jobs import run_job
@@ -39,7 +39,7 @@ class Deadline(Listener):
         self._at = at
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
-        if time.monotonic() > self._at:
+        if budget.now() > self._at:
             raise OutOfTime
 
 
@@ -52,7 +52,7 @@ class Trainer:
 
     def train(self, attempt: Attempt, seconds: float, listeners: Sequence[Listener] = ()) -> Outcome | None:
         """What came of it; None where the time was over before."""
-        candidate, begun = attempt.candidate, time.monotonic()
+        candidate, begun = attempt.candidate, budget.now()
         name = f"{candidate.number:03d}-{candidate.method.replace(':', '-')}-{attempt.rounds}"
         path = self.folder / name
         try:
@@ -69,10 +69,10 @@ class Trainer:
             raise  # the disk, or a folder in use: the next one would fail too
         except PersonaflError as error:
             _remove(path)
-            return Outcome(attempt.rounds, np.nan, np.nan, time.monotonic() - begun, "", str(error))
+            return Outcome(attempt.rounds, np.nan, np.nan, budget.now() - begun, "", str(error))
         self._keep_engine(run)
         personal, common = self._scores(run)
-        return Outcome(attempt.rounds, personal, common, time.monotonic() - begun, name)
+        return Outcome(attempt.rounds, personal, common, budget.now() - begun, name)
 
     def job_of(self, candidate: Candidate, rounds: int) -> Job:
         """The job of a candidate."""

@@ -1,0 +1,304 @@
+"""How good `personafl fit` is: against single methods, as given and tuned, and against random search.
+
+    PERSONAFL_DATA=… python benchmarks/fit_quality.py OUT [--budgets 30,120] [--seeds 10,11,12] [--tuned 3]
+        [--only mnist-practical,school]
+
+Federations: those of the study of all methods (docs/methods-study.md, size small) with seeds that the study did not
+have, MNIST by a power law, and two regressions. The portfolio of `fit` was chosen by the results of that study, on
+other draws of ten of these federations; the other three had no part in it.
+
+Every way gets the same budget, in seconds of one processor thread, so that a machine that does other work as well gives
+the same answer: `fit`; random search over the same methods and settings, all rounds; the methods that are best on
+validation data as they are (`--tuned`: how many), each searched for the whole budget by the same successive halving.
+Every method as given is trained once. All choices are made on validation data. Then, on test data: the gap of each to
+the best single method in hindsight (as given or tuned), ranks, and how many clients are worse off than alone (the
+better of as given and tuned by validation data).
+
+Results are lines of OUT/results.jsonl; what is there is not done again. Prints Markdown tables.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from personafl.algorithms import Separate
+from personafl.config import parse
+from personafl.data.readers import find
+from personafl.federation import Federation
+from personafl.fitting import budget as budgets
+from personafl.fitting.candidates import PORTFOLIO, Candidate, Portfolio
+from personafl.fitting.fit import fit_job
+from personafl.fitting.search import Attempt, Search
+from personafl.fitting.training import Trainer
+from personafl.inputs import shape_of
+from personafl.jobs import config_job, module_tables
+from personafl.kernels.task import Task
+from personafl.metrics.permutation import sign_flip
+from personafl.models import MLP, initialize
+from personafl.settings import EngineSettings, Local, Schedule
+from personafl.streams import generator
+from personafl.tasks import task_for
+from personafl.training.job import Job
+from personafl_papers.methods.federations import FEDERATIONS
+from personafl_papers.methods.sizes import SIZES
+
+SIZE = SIZES["small"]
+ENGINE = EngineSettings(name="stacked", threads=1)
+POWER_LAW = {
+    "data": {"name": "mnist", "normalize": "fedprox"}, "partition": {"name": "powerlaw", "clients": 200},
+    "splits": [0.6, 0.2, 0.2], "model": {"name": "mclr"}, "activity": 0.2, "rounds": 40,
+    "local": {"lr": 0.03, "batch_size": 10, "steps": 20}, "engine": {"name": "stacked", "threads": 1},
+}  # fmt: skip
+
+
+VOICE = ["Jitter(%)", "Jitter(Abs)", "Shimmer", "Shimmer(dB)", "NHR", "HNR", "RPDE", "DFA", "PPE", "age", "sex"]
+
+
+def parkinson(seed: int) -> Federation:
+    """Scores of 42 patients from recordings of their voice."""
+    return Federation.from_table(
+        find("parkinsons_updrs.csv.gz"), client="subject#", label="total_UPDRS", features=VOICE, label_type="numbers",
+        splits=(0.2, 0.2, 0.6), seed=seed, normalize="standard",
+    )  # fmt: skip
+
+
+def school(seed: int) -> Federation:
+    """Exam scores in 139 schools."""
+    with np.load(find("school.npz")) as file:
+        x, y, owner = (np.asarray(file[name]) for name in ("x", "y", "school"))
+    y = (y - y.mean()) / y.std()
+    return Federation.from_arrays(x.astype(np.float32), y.astype(np.float32), clients=owner, splits=(0.4, 0.2, 0.4),
+                                  seed=seed)  # fmt: skip
+
+
+REGRESSIONS = {"parkinson": parkinson, "school": school}
+NAMES = (*FEDERATIONS, "mnist-power-law", *REGRESSIONS)
+
+
+def job_of(name: str, seed: int) -> Job:
+    """The federation with its model, and how clients train where nothing is searched."""
+    if name == "mnist-power-law":
+        return config_job(parse({**POWER_LAW, "seed": seed}))
+    if name in REGRESSIONS:
+        federation, model = REGRESSIONS[name](seed), MLP(hidden=(32,))
+    else:
+        federation, model = FEDERATIONS[name].make(SIZE, seed), FEDERATIONS[name].model(SIZE)
+    kind = task_for(federation.y, lambda: federation.y)
+    outputs = kind.outputs(federation.y, federation.classes)
+    built = initialize(model, shape_of(federation.x), outputs, seed, federation.constants)
+    local = Local(lr=0.1 if name not in REGRESSIONS else 0.03, steps=SIZE.steps, batch_size=SIZE.batch_size)
+    schedule = Schedule(rounds=SIZE.rounds)
+    return Job(federation, Task(built, kind), Separate(), schedule, local, ENGINE, seed=seed,
+               tables=module_tables(federation, built))  # fmt: skip
+
+
+# --- the rivals -------------------------------------------------------------------------------------------------------
+
+
+def test_of(trainer: Trainer, candidate: Candidate) -> dict:
+    """What the models of a candidate are worth on test data: those that were best on validation data."""
+    known = [o for o in candidate.outcomes.values() if not o.why]
+    outcome = max(known, key=lambda o: o.best)
+    who = "personal" if not outcome.global_score > outcome.score else "global"
+    return {**measured(trainer.run_of(candidate, outcome), who), "val": outcome.best, "settings": candidate.settings,
+            "rounds": outcome.rounds}  # fmt: skip
+
+
+def measured(run, who: str) -> dict:
+    """The pooled measure, and each client's."""
+    table, measure = run.clients(), run.primary
+    n = np.asarray(table.column("n_test").to_numpy(), float)
+    values = np.asarray(table.column(f"{who}_{measure.name}").to_numpy(zero_copy_only=False), float)
+    return {"test": measure.pooled(values, n), "clients": [None if v != v else round(v, 6) for v in values],
+            "n": n.astype(int).tolist(), "better": measure.better, "measure": measure.name}  # fmt: skip
+
+
+def as_given(trainer: Trainer) -> dict[str, dict]:
+    """Every method once, with the settings that it has, all rounds."""
+    found = {}
+    for number, method in enumerate(PORTFOLIO):
+        candidate = Candidate(number, method, {})
+        outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), 1e6)
+        if outcome is not None and not outcome.why:
+            candidate.outcomes[outcome.rounds] = outcome
+            found[method] = test_of(trainer, candidate)
+    return found
+
+
+def searched(trainer: Trainer, search: Search, seconds: float) -> Candidate:
+    """The best candidate of a search of so many seconds."""
+    clock = budgets.Clock(seconds)
+    while (attempt := search.next(clock.left)) is not None and clock.left > 0:
+        outcome = trainer.train(attempt, clock.left)
+        if outcome is None:
+            break
+        search.tell(attempt.candidate, outcome)
+    return search.leader
+
+
+def tuned(trainer: Trainer, method: str, seconds: float, seed: int) -> Candidate:
+    """One method, searched for all of the budget."""
+    portfolio = Portfolio([method], trainer.job.local)
+    portfolio.algorithms = {method: portfolio.algorithms[method]}
+    search = Search(portfolio, trainer.job.local, trainer.job.schedule.rounds, seed)
+    return searched(Trainer(trainer.job, trainer.folder, portfolio), search, seconds)
+
+
+def at_random(trainer: Trainer, seconds: float, seed: int) -> Candidate:
+    """Methods and settings drawn evenly, each trained for all rounds."""
+    clock, candidates = budgets.Clock(seconds), []
+    while clock.left > 0:
+        rng = generator(seed, "random search", len(candidates))
+        method = str(rng.choice(PORTFOLIO))
+        settings = trainer.portfolio.draw(method, None, trainer.job.local, rng)
+        candidate = Candidate(len(candidates), method, settings)
+        candidates.append(candidate)
+        outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), clock.left)
+        if outcome is None:
+            break
+        candidate.outcomes[outcome.rounds] = outcome
+    usable = [c for c in candidates if c.outcomes and not c.failed]
+    return max(usable, key=lambda c: c.score)
+
+
+# --- one block --------------------------------------------------------------------------------------------------------
+
+
+def block(name: str, seed: int, seconds: float, many: int, folder: Path) -> dict:
+    """Everything for one federation, seed and budget."""
+    job = job_of(name, seed)
+    portfolio = Portfolio(None, job.local)
+
+    def trainer(kind: str) -> Trainer:
+        return Trainer(replace(job), folder / kind, portfolio)
+
+    given = as_given(trainer("given"))
+    ahead = sorted(given, key=lambda method: -given[method]["val"])
+    to_tune = list(dict.fromkeys([*ahead[:many], "separate"]))
+    found = {"federation": name, "seed": seed, "budget": seconds, "given": given}
+    begun = time.process_time()
+    fitted = fit_job(job, folder / "fit", seconds, progress=False)
+    found["fit_seconds"] = round(time.process_time() - begun, 1)
+    found["fit"] = measured(fitted, "personal")
+    found["way"], found["trials"] = fitted.summary["way"], len(fitted.summary["trials"])
+    one = fitted.summary["test"]
+    found["alone"], found["global"] = one.get("alone", {}).get("value"), one.get("global", {}).get("value")
+    searching = trainer("random")
+    found["random"] = test_of(searching, at_random(searching, seconds, seed))
+    found["tuned"] = {}
+    for method in to_tune:
+        searching = trainer(f"tuned-{method}")
+        found["tuned"][method] = test_of(searching, tuned(searching, method, seconds, seed))
+    return found
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def signed(entry: dict) -> float:
+    """A test value, more is better; points of 100 for a share."""
+    return entry["better"] * entry["test"] * (100 if entry["measure"] == "accuracy" else 1)
+
+
+def alone_of(line: dict) -> dict:
+    """Training alone: as given or tuned, by validation."""
+    return max((line["given"]["separate"], line["tuned"]["separate"]), key=lambda entry: entry["val"])
+
+
+def worse_off(entry: dict, alone: dict) -> float:
+    mine, other = (np.array(e["clients"], float) * e["better"] for e in (entry, alone))
+    known = np.isfinite(mine) & np.isfinite(other)
+    return float((mine < other)[known].mean())
+
+
+def rivals(line: dict) -> dict[str, dict]:
+    return {
+        **{f"{m}, given": e for m, e in line["given"].items()},
+        **{f"{m}, tuned": e for m, e in line["tuned"].items()},
+    }
+
+
+def tables(lines: list[dict]) -> str:
+    """What was found, as Markdown."""
+    said = []
+    for budget in sorted({line["budget"] for line in lines}):
+        mine = [line for line in lines if line["budget"] == budget]
+        said += [f"## Budget {budget:g} s of one thread, {len(mine)} blocks", "",
+                 "| federation | seed | fit | best in hindsight | gap | best by validation | random search | "
+                 "worse off than alone: fit | best by validation | p fit better | p fit worse |",
+                 "|---|--:|--:|---|--:|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+        gaps, shares, by_validation, by_random, ranks = [], [], [], [], []
+        for line in sorted(mine, key=lambda each: (each["federation"], each["seed"])):
+            others, fit = rivals(line), line["fit"]
+            best = max(others, key=lambda name: signed(others[name]))
+            chosen = max(others, key=lambda name: others[name]["val"])
+            alone = alone_of(line)
+            gap = signed(others[best]) - signed(fit)
+            n = np.array(fit["n"], float)
+            points = fit["better"] * (np.array(fit["clients"], float) - np.array(others[chosen]["clients"], float)) * n
+            points = points[np.isfinite(points)]
+            worse = worse_off(fit, alone), worse_off(others[chosen], alone)
+            share = fit["measure"] == "accuracy"
+            if share:
+                gaps.append(gap)
+                by_validation.append(signed(fit) - signed(others[chosen]))
+                by_random.append(signed(fit) - signed(line["random"]))
+            shares.append(worse)
+            every = [signed(fit), signed(line["random"]), *(signed(e) for e in others.values())]
+            ranks.append(1 + sum(v > every[0] for v in every[1:]))
+            said.append(
+                f"| {line['federation']} | {line['seed']} | {abs(signed(fit)):.2f} | {best} "
+                f"{abs(signed(others[best])):.2f} | {gap:+.2f} | {chosen} {abs(signed(others[chosen])):.2f} | "
+                f"{abs(signed(line['random'])):.2f} | {worse[0]:.0%} | {worse[1]:.0%} | {sign_flip(points):.3f} | "
+                f"{sign_flip(-points):.3f} |"
+            )
+        fits, others_ = (np.mean([s[k] for s in shares]) for k in (0, 1))
+        said += [
+            "",
+            f"Accuracy only ({len(gaps)} blocks): mean gap to the best single method in hindsight {np.mean(gaps):+.2f} "
+            f"points; over the single method that validation data would choose {np.mean(by_validation):+.2f} "
+            f"(p better {sign_flip(np.array(by_validation)):.3f}); over random search {np.mean(by_random):+.2f}.",
+            f"All: mean rank of fit {np.mean(ranks):.1f} of {2 + len(rivals(mine[0]))}; clients worse off than alone "
+            f"{fits:.1%} with fit, {others_:.1%} with the single method chosen by validation.",
+            "",
+        ]
+    return "\n".join(said)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser()
+    ask.add_argument("out", type=Path)
+    ask.add_argument("--budgets", default="30")
+    ask.add_argument("--seeds", default="10,11,12")
+    ask.add_argument("--tuned", type=int, default=3)
+    ask.add_argument("--only", default=",".join(NAMES))
+    asked = ask.parse_args()
+    logging.getLogger("personafl").setLevel(logging.ERROR)
+    budgets.now = time.process_time
+    asked.out.mkdir(parents=True, exist_ok=True)
+    file = asked.out / "results.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {(line["federation"], line["seed"], line["budget"]) for line in lines}
+    memory = Path("/dev/shm")
+    for seconds in map(float, asked.budgets.split(",")):
+        for seed in map(int, asked.seeds.split(",")):
+            for name in asked.only.split(","):
+                if (name, seed, seconds) in done:
+                    continue
+                with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+                    line = block(name, seed, seconds, asked.tuned, Path(folder))
+                with file.open("a") as out:
+                    out.write(json.dumps(line) + "\n")
+                lines.append(line)
+                print(name, seed, seconds, f"fit {line['fit']['test']:.4f}", line["fit_seconds"], flush=True)
+    print(tables([json.loads(line) for line in file.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()
