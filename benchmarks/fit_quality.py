@@ -84,7 +84,8 @@ NAMES = (*FEDERATIONS, "mnist-power-law", *REGRESSIONS)
 def job_of(name: str, seed: int) -> Job:
     """The federation with its model, and how clients train where nothing is searched."""
     if name == "mnist-power-law":
-        return config_job(parse({**POWER_LAW, "seed": seed}))
+        config = parse({**POWER_LAW, "seed": seed})
+        return config_job(config, config.federation())
     if name in REGRESSIONS:
         federation, model = REGRESSIONS[name](seed), MLP(hidden=(32,))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,11 +14,13 @@ from personafl.cli.console import Json, say
 if TYPE_CHECKING:
     from personafl.study.plan import Plan
 
-Which = Literal["digits", "pretrained"]
+Which = Literal["digits", "fit", "pretrained"]
 
 
 def demo(
-    which: Annotated[Which, typer.Argument(help="Digits, or sentences read by a pretrained model.")] = "digits",
+    which: Annotated[
+        Which, typer.Argument(help="Digits, the same by fit, or sentences read by a pretrained model.")
+    ] = "digits",
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option(help="How many seeds: federations and trainings.")] = 2,
@@ -37,12 +40,16 @@ def demo(
 
     Compares six methods and writes a report, in under a minute.
 
+    With fit: two minutes are spent on finding the best model for each of them.
+
     With pretrained: forty people who answer differently to the same sentences,
     so that no single model can be right.
 
     Examples:
 
       personafl demo
+
+      personafl demo fit
 
       personafl demo --rounds 20 --seeds 1 --out runs/first-look
 
@@ -54,6 +61,8 @@ def demo(
     from personafl.study import demo as digits
     from personafl.study import demo_pretrained as pretrained
 
+    if which == "fit":
+        return _fit(rounds, seed, out_folder or _next_free(Path("runs")), as_json)
     planned = _plan(which, weights, rounds, seed, seeds)
     folder = out_folder or _next_free(Path("runs"))
     try:
@@ -71,6 +80,24 @@ def demo(
     found.show(out)
     say(out, digits.sentence(found) if which == "digits" else pretrained.sentence(found))
     say(out, f"Report: {page}")
+
+
+def _fit(rounds: int, seed: int, folder: Path, as_json: bool) -> None:
+    """`fit` on the demo's federation, in two minutes."""
+    begun = time.monotonic()
+    from personafl.cli.fit import tell
+    from personafl.config import parse
+    from personafl.fitting.config import config_job_to_fit
+    from personafl.fitting.fit import fit_job
+    from personafl.signals import exit_code, on_stop
+    from personafl.study.demo import fit_tables
+
+    try:
+        with on_stop():
+            job = config_job_to_fit(parse({**fit_tables(), "rounds": rounds, "seed": seed}))
+            tell(fit_job(job, folder, "2m", begun=begun), as_json)
+    except KeyboardInterrupt as stop:
+        raise typer.Exit(exit_code(stop)) from None
 
 
 def _plan(which: Which, weights: Path | None, rounds: int, seed: int, seeds: int) -> Plan:

@@ -13,6 +13,7 @@ from personafl.cli.console import DataDir, Json, Overrides, print_json, say
 
 if TYPE_CHECKING:
     from personafl.config import Config
+    from personafl.fitting.result import Fit
 
 
 def fit(
@@ -57,7 +58,7 @@ def fit(
       personafl fit mnist.toml --budget 30m --out runs/mnist-fit --resume
     """
     begun = time.monotonic()
-    from personafl.cli.console import err, out
+    from personafl.cli.console import err
     from personafl.fitting.config import config_job_to_fit
     from personafl.fitting.fit import fit_job
     from personafl.signals import exit_code, on_stop
@@ -72,14 +73,7 @@ def fit(
     except KeyboardInterrupt as stop:
         say(err, "Stopped before anything was trained far enough to choose from.")
         raise typer.Exit(exit_code(stop)) from None
-    page = found.report()
-    if as_json:
-        told = found.summary
-        print_json({"fit": str(folder), "report": str(page), **{key: told[key] for key in ("measure", "test", "way")}})
-    else:
-        found.show(out)
-        say(out, f"Folder: {folder} (models, clients.parquet, chosen.toml for a real federation)")
-        say(out, f"Report: {page}")
+    tell(found, as_json)
     if found.summary["stopped"]:
         words = ["personafl", "fit", str(source), "--budget", budget, "--out", str(folder), "--resume"]
         words += ["-a", ",".join(names)] if names else []
@@ -90,6 +84,20 @@ def fit(
         words += [w for part in set_ or [] for w in ("-s", part)]
         say(err, f"Stopped; this is the best so far. Continue with: {shlex.join(words)}")
         raise typer.Exit(130)
+
+
+def tell(found: Fit, as_json: bool) -> None:
+    """Write the report of a fit, and print what came out."""
+    from personafl.cli.console import out
+
+    page = found.report()
+    if as_json:
+        told = {key: found.summary[key] for key in ("measure", "test", "way")}
+        print_json({"fit": str(found.path), "report": str(page), **told})
+        return
+    found.show(out)
+    say(out, f"Folder: {found.path} (models, clients.parquet, chosen.toml for a real federation)")
+    say(out, f"Report: {page}")
 
 
 def _config(source: Path, label: str | None, client: str | None, overrides: list[str]) -> Config:
