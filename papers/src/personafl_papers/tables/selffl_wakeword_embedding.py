@@ -18,7 +18,7 @@ from personafl_papers.tables.selffl_wakeword import GN, PN
 from personafl_papers.tables.table import Note, Part, Table
 from personafl_papers.tables.wakeword_study import BEGINNING, MEAN, POOLED, POOLED_ROUNDS, ROUNDS, ROWS, Study
 
-SEEDS, SAMPLED_SEEDS = 5, 3
+SEEDS, SAMPLED_SEEDS = 10, 10
 RATES = [0.0001, 0.0003, 0.001]
 """The embedding's features are about 16 in size, so that rates are a hundredth of those from scratch."""
 
