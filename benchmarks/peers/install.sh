@@ -8,7 +8,7 @@
 set -eu
 cd "$(dirname "$0")"
 python=${1:-python3}
-torch=$(sed -n '/^torch==/p' ../../requirements.lock)
+torch=$(sed -n '/^torch==/p' ../../requirements-torch.lock)
 rm -rf .venv
 "$python" -m venv .venv
 pip="./.venv/bin/python -m pip install --no-input --disable-pip-version-check -q"

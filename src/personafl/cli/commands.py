@@ -47,6 +47,7 @@ class Commands(MutableMapping[str, Any]):
 
     @property
     def plugins(self) -> dict[str, Plugin]:
+        """The commands of installed packages."""
         if self._plugins is None:
             self._plugins = installed("command", "personafl.commands", OWN)[0]
         return self._plugins

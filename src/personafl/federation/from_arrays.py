@@ -9,7 +9,7 @@ import torch
 
 from personafl.checks import path_of
 from personafl.errors import ConfigError, DataError
-from personafl.federation import datasets, folders
+from personafl.federation import datasets
 from personafl.federation.arrays import (
     Array,
     Pair,
@@ -21,6 +21,7 @@ from personafl.federation.arrays import (
 )
 from personafl.federation.labels import LabelType, label_notes, typed_labels
 from personafl.federation.missing import Missing, check_missing, filled
+from personafl.federation.other_folders import Format, read_as
 from personafl.federation.partition import Partition
 from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.splits import (
@@ -33,12 +34,12 @@ from personafl.federation.splits import (
     sample_ranks,
     split_samples,
 )
-from personafl.federation.store import ClientStore
+from personafl.federation.store import SampleStore
 
 ROWS_AT_ONCE = 4_096
 
 
-class FromArrays(ClientStore):
+class FromArrays(SampleStore):
     """A federation from arrays, `.npz` files or torch Datasets."""
 
     @classmethod
@@ -97,7 +98,7 @@ class FromArrays(ClientStore):
         missing
             `error`; or `fill`: NaN in features (N, d) becomes the median of the training samples of all clients, and
             each feature that has gaps there gets another, after all others, that is 1 where it was missing and else 0.
-            What was filled in is in `constants`.
+            What was filled in is in `constants`. `fill-all`: with such a feature for every one, gaps or not.
         length : int, optional
             What samples of unequal length are padded to; left out, the longest.
         classes, name, truth, notes, constants, class_names
@@ -145,9 +146,9 @@ class FromArrays(ClientStore):
             notes=tuple(notes),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
-            scanned=missing == "fill",
+            scanned=missing != "error",
         )
-        return filled(made) if missing == "fill" else made
+        return made if missing == "error" else filled(made, missing=missing)
 
     @classmethod
     def from_clients(
@@ -213,15 +214,16 @@ class FromArrays(ClientStore):
             notes=(*padding_notes(brought, pieces), *(label_notes(labels, classes) if class_names is None else ())),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
-            scanned=missing == "fill",
+            scanned=missing != "error",
         )
-        return filled(made) if missing == "fill" else made
+        return made if missing == "error" else filled(made, missing=missing)
 
     @classmethod
     def from_folder(
         cls,
         path: str | os.PathLike[str],
         *,
+        format: Format = "npz",
         splits: Sequence[float] = DEFAULT_SPLITS,
         splitting: Splitting = "random",
         seed: int = 0,
@@ -238,10 +240,16 @@ class FromArrays(ClientStore):
         unequal length lie end to end, with their lengths beside them in `x.lengths`, `x.NAME.lengths`, `y.lengths`.
         Nothing in a file is executed: pickled objects are refused. Other files of the folder are left alone.
 
+        Or a folder that another library wrote, used as it is divided there (docs/coming-from.md).
+
         Parameters
         ----------
         path
             The folder.
+        format
+            `npz`, as above; `pfllib`: dataset/NAME of PFLlib, with train/0.npz, test/0.npz, …, whose pickles are
+            read without being executed; `leaf`: data/NAME/data of LEAF, with train/*.json and test/*.json;
+            `flbench`: data/NAME of FL-bench, with partition.pkl, data.npy and targets.npy.
         splits, splitting, seed, classes, label_type, missing, length, name
             As in `from_arrays`; the name is the folder's unless given.
 
@@ -256,15 +264,16 @@ class FromArrays(ClientStore):
         ('phone-2', 'phone-10')
         """
         folder = path_of(path)
-        data, groups = folders.read_folder(folder)
+        brought = read_as(folder, format)
         return cls.from_clients(
-            data,
-            groups=groups or None,
+            brought.data,
+            groups=brought.groups,
             splits=splits,
             splitting=splitting,
             seed=seed,
             length=length,
-            classes=classes,
+            classes=brought.classes if classes is None else classes,
+            class_names=brought.class_names,
             label_type=label_type,
             missing=missing,
             name=name or folder.resolve().name,

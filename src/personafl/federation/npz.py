@@ -24,6 +24,7 @@ UNREADABLE_ZIP = (*UNREADABLE, RuntimeError)  # encryption, compression that zip
 # What a damaged .npz makes numpy raise besides: unknown versions, headers that are no Python.
 _UNREADABLE_NPZ = (*UNREADABLE_ZIP, TypeError, AttributeError, SyntaxError, tokenize.TokenError)
 MOST_INFLATION = 1032  # deflate makes no byte of a file into more bytes than this
+_MOST_PICKLED = 1 << 32  # bytes of a pickled client, unpacked
 _KINDS = {"u": "unsigned integers", "i": "integers", "f": "floats", "S": "bytes", "b": "booleans", "U": "text"}
 
 
@@ -54,20 +55,48 @@ def read_npz(file: Path, arrays: Mapping[str, Shape | None], kinds: str = "u") -
         raise damaged(file, error) from error
 
 
+def read_npz_pickle(file: Path, name: str) -> bytes:
+    """The pickle of an array that holds one object, as `np.savez(file, name={…})` writes it; for `pickles`."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            held = {info.filename: info for info in archive.infolist()}
+            if f"{name}.npy" not in held:
+                found = ", ".join(each.removesuffix(".npy") for each in held)[:100] or "none"
+                raise DataError(f"{file} has no array {name!r}; found {found}")
+            info, what = held[f"{name}.npy"], f"{file}: {name}"
+            check_member(what, info)
+            if info.compress_size > file.stat().st_size or info.file_size > _MOST_PICKLED:
+                raise DataError(f"{what} claims {info.file_size} bytes, more than {_MOST_PICKLED} or than there are")
+            with archive.open(info) as stream:
+                found_shape, _, dtype = _header(what, stream)
+                if dtype != np.dtype(object) or found_shape != ():
+                    raise DataError(
+                        f"{what} is an array {found_shape} of {dtype}, expected one pickled dict of x and y"
+                    )
+                return stream.read()
+    except _UNREADABLE_NPZ as error:
+        raise damaged(file, error) from error
+
+
+def _header(what: str, stream: Any) -> tuple[Any, bool, np.dtype[Any]]:
+    """Shape, order and dtype of an array in the npy format."""
+    version = np.lib.format.read_magic(stream)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read_header is None:
+        raise DataError(f"{what} has the unknown npy version {version}")
+    return read_header(stream)
+
+
 def _read_npy(
     what: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, shape: Shape | None, kinds: str
 ) -> NDArray[Any]:
     """Compare an array's header with what is expected and with the length of its entry; only then read the values."""
     check_member(what, info)
     with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read_header is None:
-            raise DataError(f"{what} has the unknown npy version {version}")
-        found, _, dtype = read_header(stream)
+        found, _, dtype = _header(what, stream)
         start = stream.tell()
     if dtype.kind not in kinds:
         raise DataError(f"{what} holds {dtype} values, expected {' or '.join(_KINDS[kind] for kind in kinds)}")
@@ -80,6 +109,7 @@ def _read_npy(
 
 
 def check_member(what: str, info: zipfile.ZipInfo) -> None:
+    """Refuse a member of an archive that is packed in an unusual way, or claims too many bytes."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{what} is compressed in an unusual way; pack it with deflate, as numpy.savez_compressed does")
     if info.file_size > max(info.compress_size, 1) * MOST_INFLATION:
@@ -87,6 +117,7 @@ def check_member(what: str, info: zipfile.ZipInfo) -> None:
 
 
 def check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
+    """Refuse an array of another shape; None stands for any size of at least 1."""
     if shape is None and min(found, default=0) >= 0:
         return
     shape = shape or ()
@@ -99,5 +130,6 @@ def check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
 
 
 def damaged(file: Path, error: BaseException) -> DataError:
+    """The error for a file that cannot be read."""
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     return DataError(f"cannot read {file}: {reason[:200]}; get the file again")

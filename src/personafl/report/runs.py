@@ -31,6 +31,7 @@ class Reported:
 
     @property
     def runs(self) -> list[tuple[str, int, Run]]:
+        """All evaluated runs, as (method, seed, run)."""
         return [(method, seed, run) for method, runs in self.methods.items() for seed, run in runs.items()]
 
 

@@ -70,6 +70,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
+        """Whether there is a run: a run.toml."""
         return (self.path / "run.toml").is_file()
 
     @property
@@ -97,6 +98,7 @@ class RunFolder:
         return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Write run.toml."""
         write_text(self.path / "run.toml", tomli_w.dumps(_without_none(manifest)))
 
     def note(self, key: str, table: dict[str, Any]) -> None:
@@ -183,9 +185,11 @@ class RunFolder:
         self.evaluations.write_server(round, tensors)
 
     def write_predictions(self, table: pa.Table) -> None:
+        """Write predictions.parquet."""
         write_atomically(self.path / "predictions.parquet", lambda to: pq.write_table(table, to))
 
     def write_models(self, name: str, tensors: State, metadata: dict[str, str]) -> None:
+        """Write models/`name`.safetensors."""
         make_folder(self.models)
         write_tensors(self.models / f"{name}.safetensors", tensors, metadata)
 

@@ -226,10 +226,12 @@ class OwnTask(LearningTask):
 
     @property
     def classification(self) -> bool:  # type: ignore[override]
+        """Whether the task beside it is one of classes of samples."""
         return self.task is not None and self.task.classification
 
     @property
     def has_classes(self) -> bool:  # type: ignore[override]
+        """Whether labels may be classes: they may where there is no task beside it."""
         return self.task is None or self.task.has_classes
 
     def outputs(self, y: Tensor, classes: int | None) -> int:

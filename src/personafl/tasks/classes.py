@@ -107,15 +107,18 @@ class Classes(LearningTask):
         return logits, keep, torch.where(keep, y, 0)
 
     def overlaps(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Of each sample and class: hits, answers and truths, see `tasks.overlaps`."""
         logits, keep, target = self._split(outputs, y)
         classes = torch.arange(logits.shape[-1], device=y.device)
         said, true = ((each.unsqueeze(-1) == classes) & keep.unsqueeze(-1) for each in (logits.argmax(-1), target))
         return overlaps(said, true)
 
     def counted(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How many labels of each sample count."""
         return _per_sample(self._split(outputs, y)[1])
 
     def right(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How many labels of each sample are right."""
         logits, keep, target = self._split(outputs, y)
         return _per_sample((logits.argmax(-1) == target) & keep)
 
@@ -210,6 +213,7 @@ class Tagging(Classes):
 
     @property
     def ignore_index(self) -> int:  # type: ignore[override]
+        """The label that does not count."""
         return self.ignore
 
     def known(self) -> dict[str, Metric]:

@@ -53,6 +53,7 @@ class Multilabel(LearningTask):
         return "binary_cross_entropy"
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy of each sample, the mean over its labels."""
         weight = constant(self.pos_weight, outputs) if self.pos_weight else None
         target = y.to(outputs.dtype)
         return F.binary_cross_entropy_with_logits(outputs, target, reduction="none", pos_weight=weight).mean(1)

@@ -58,6 +58,7 @@ class Survival(LearningTask):
         }  # fmt: skip
 
     def concordance(self, outputs: NDArray[Any], y: NDArray[Any]) -> float:
+        """Harrell's index of one client's samples."""
         return concordance_index(self.risk(outputs), y[:, 0], y[:, 1])
 
     def risk(self, outputs: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from personafl.errors import ConfigError, DataError
 from personafl_papers.data import cifar
 from personafl_papers.data.cifar10 import CIFAR10
 from personafl_papers.data.cifar100 import CIFAR100, SUPERCLASSES
-from tests.papers.data.test_pickles import attack, python_2
+from tests.federation.test_pickles import attack, python_2
 
 EACH = 5  # images in a batch
 BATCHES = {
@@ -265,8 +265,8 @@ IMAGES, LABELS = arrays(CIFAR10)[0]
         (pickle.dumps({"data": [1], "labels": [1]}, 2), r"'data' has no array, expected \(N, 3072\)"),
         (pickle.dumps({"data": IMAGES.reshape(5, -1), "labels": [True] * 5}, 2), "'labels' is not a list of class num"),
         (pickle.dumps({"data": IMAGES.reshape(5, -1), "labels": LABELS}, 2), "'labels' is not a list of class numbers"),
-        (python_2_batch(CIFAR10, IMAGES, LABELS)[:-700], "is not a pickle as CIFAR's are"),
-        (b"\x1f\x8b\x08\x00", "is not a pickle as CIFAR's are: at position 0"),
+        (python_2_batch(CIFAR10, IMAGES, LABELS)[:-700], "is not a pickle of arrays"),
+        (b"\x1f\x8b\x08\x00", "is not a pickle of arrays: at position 0"),
         (b"", "is 0 bytes long, expected 1 to"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -292,7 +292,7 @@ def test_a_batch_with_code_is_refused_and_nothing_is_executed(folder):
     made = folder.parent / "made"
     for name in ("os.system", "posix.system", "__builtin__.eval", "subprocess.call", "os.popen"):
         members = files(CIFAR10, arrays(CIFAR10)) | {"cifar-10-batches-py/test_batch": attack(made)[name]}
-        refused(folder, CIFAR10, members, f"test_batch asks for {name}, which CIFAR's files never do")
+        refused(folder, CIFAR10, members, f"test_batch asks for {name}, which no array needs")
         assert not made.exists()
 
 

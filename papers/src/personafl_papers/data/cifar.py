@@ -20,8 +20,8 @@ from personafl.data.images import ROWS_AT_ONCE, check_classes
 from personafl.data.readers import Bytes, data_dirs
 from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
+from personafl.federation.pickles import read_pickle
 from personafl.storage.cache import prepared
-from personafl_papers.data.pickles import read_pickle
 
 Normalization = Literal["half", "unit"]
 """half: x/127.5 − 1, from −1 to 1; unit: x/255, from 0 to 1."""
@@ -62,6 +62,8 @@ class Pickles(Form):
         if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != PIXELS:
             found = f"shape {images.shape}" if isinstance(images, np.ndarray) else "no array"
             raise DataError(f"{what}: 'data' has {found}, expected (N, {PIXELS})")
+        if images.dtype != np.uint8:
+            raise DataError(f"{what}: 'data' holds {images.dtype} values, expected uint8")
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label <= 255 for label in labels):
             raise DataError(f"{what}: {self.labels!r} is not a list of class numbers")
         return images.reshape(len(images), 3, 32, 32), np.array(labels, np.uint8)

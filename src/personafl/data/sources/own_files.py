@@ -9,9 +9,10 @@ from personafl.data.base import Structure
 from personafl.data.partitions import Partition
 from personafl.errors import ConfigError, DataError
 from personafl.federation import DEFAULT_SPLITS, Federation
-from personafl.federation.folders import FILE, read_folder
+from personafl.federation.folders import FILE
 from personafl.federation.labels import LabelType, check_label_type
 from personafl.federation.missing import Missing, check_missing
+from personafl.federation.other_folders import Format, check_format, read_as
 from personafl.federation.splits import Splitting
 from personafl.federation.tabular import check_normalization, read_rows
 from personafl.federation.tabular_files import Table, is_table, open_table
@@ -32,6 +33,8 @@ class Files:
     ----------
     path
         The folder or file; a relative path starts at the working directory.
+    format : str, optional
+        Of a folder: `npz`, as where it is left out; or that of another library: `pfllib`, `leaf`, `flbench`.
     label : str or list of str, optional
         Of a table: the column of labels, or several. It must be given.
     client : str, optional
@@ -55,7 +58,8 @@ class Files:
         is there: `auto`, as where it is left out.
     missing
         `error`, as where it is left out; or `fill`: missing numbers by the median and categories by the mode of the
-        training samples, with a feature 0 or 1 for each column that has gaps.
+        training samples, with a feature 0 or 1 for each column that has gaps; or `fill-all`: for every
+        column.
     length : int, optional
         What samples of unequal length are padded to; left out, the longest.
     normalize
@@ -79,14 +83,18 @@ class Files:
     normalize: Literal["none", "standard"] = "none"
     text: str | None = None
     tokenizer: str | None = None
+    format: Format | None = None
 
     def __post_init__(self) -> None:
         check_normalization(self.normalize)
         check_label_type(self.label_type or "auto")
         check_missing(self.missing or "error")
+        check_format(self.format or "npz")
         if not self.path:
             raise ConfigError("data files: path is missing: name a folder with one .npz a client, or a table")
         if is_table(self.path):
+            if self.format is not None:
+                raise ConfigError(f"data files: format = {self.format!r} is for folders, and {self.path} is a table")
             if self.label is None:
                 raise ConfigError(f"data files: label is missing: name the column of {self.path} that holds the labels")
             self._columns()
@@ -122,13 +130,14 @@ class Files:
             return made
         if not path.is_dir():
             raise DataError(f"data files: there is no folder {path}; a relative path starts at the working directory")
-        if (path / FILE).exists():
+        if (path / FILE).exists() and self.format is None:
             divided, federation = True, Federation.load(path)
         else:
-            data, groups = read_folder(path)
-            divided = isinstance(next(iter(data.values())), Mapping)
+            brought = read_as(path, self.format or "npz")
+            divided = isinstance(next(iter(brought.data.values())), Mapping)
             federation = Federation.from_clients(
-                data, groups=groups or None, splits=splits or DEFAULT_SPLITS, splitting=splitting, seed=seed,
+                brought.data, groups=brought.groups, classes=brought.classes, class_names=brought.class_names,
+                splits=splits or DEFAULT_SPLITS, splitting=splitting, seed=seed,
                 label_type=self.label_type or "auto", missing=self.missing or "error", length=self.length,
                 name=self.name,
             )  # fmt: skip
