@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ from personafl.federation.scaling import standardized_as
 from personafl.files import write_atomically
 from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
+from personafl.metrics.inputs import Floats
 from personafl.models import MODELS, LoRA, initialize
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
@@ -190,6 +192,18 @@ class Run(RunTables):
         metadata = {"clients": json.dumps(list(clients))}  # several keys would come in an order that changes
         write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
+    def write_newcomers(self, path: Path, federation: Federation) -> dict[str, Floats]:
+        """Personalize for all newcomers of a federation and write their models.
+
+        Returns
+        -------
+        dict
+            What `Engine.evaluate` says of them, on the test samples that they brought.
+        """
+        models = self.personalize_all(federation)
+        self.save_models(path, models, federation.ids)
+        return self.newcomer_engine(federation).evaluate(models, np.arange(len(federation)), "test")
+
     # --- what the run was made of ----------------------------------------------------------------------------
 
     @property
@@ -323,6 +337,8 @@ def load_run(
         The frozen backbone of a run on features, or the path of its weights; of a run of model lora, the path of its
         folder. Compared with the run's by its hash. Left out, it is looked for where it was.
     """
+    if (Path(path) / "fit.json").is_file():
+        raise RunError(f"{path} is the folder of a fit: open it with load_fit")
     run = Run(path, module, algorithm, backbone=backbone)
     if backbone is not None:  # checked now, not when a model is asked for
         _ = run.task if run.manifest.get("model", {}).get("name") == LoRA.name else run.backbone
