@@ -125,7 +125,7 @@ DATA = {
         lambda: table(categorical="age"),
         r"categorical = 'age': must be a list of columns, \['age'\]",
     ),
-    "missing by an unknown rule": (lambda: table(missing="median"), "missing = 'median': must be error, or fill"),
+    "missing by an unknown rule": (lambda: table(missing="median"), "missing = 'median': must be error, fill"),
     "normalize as a flag": (lambda: table(normalize=True), "normalize = True: must be none or standard"),
     "a table without clients": (lambda: table(client=None), "needs client .*, or a partition that deals its rows"),
 }

@@ -60,9 +60,10 @@ class Clock:
 
     @property
     def spent(self) -> float:
-        """Seconds so far."""
+        """Seconds since the fit began, of all its sessions."""
         return now() - self._begun
 
     @property
     def left(self) -> float:
+        """Seconds of the budget that are left; negative beyond it."""
         return self.budget - self.spent

@@ -77,6 +77,7 @@ class Candidate:
 
     @property
     def failed(self) -> bool:
+        """Whether any of its trainings failed."""
         return any(outcome.why for outcome in self.outcomes.values())
 
     @property

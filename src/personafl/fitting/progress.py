@@ -50,6 +50,7 @@ class FitProgress:
         self._progress.update(self._task, completed=self._clock.budget - left, left=written(left))
 
     def close(self) -> None:
+        """Stop showing."""
         self._progress.stop()
 
 

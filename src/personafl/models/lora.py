@@ -47,6 +47,7 @@ class LoRA:
         check("model.targets", self.targets, len(self.targets) > 0, "names of layers, such as query and value")
 
     def build(self, shape: Shape, outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The pretrained model with adapters and a head of so many outputs."""
         if not self.path:
             raise ConfigError("model.path is missing: model lora needs the folder of a pretrained model")
         from personafl.pretrained.lora import adapted
