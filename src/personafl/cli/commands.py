@@ -14,7 +14,7 @@ from personafl.plugins import Plugin, installed
 
 OWN = {
     **{name: f"personafl.cli.{name}:{name}" for name in (
-        "demo", "run", "compare", "report", "watch", "partition", "explain", "personalize", "gain", "export",
+        "demo", "fit", "run", "compare", "report", "watch", "partition", "explain", "personalize", "gain", "export",
     )},
     "list": "personafl.cli.list:list_",
     "deploy": "personafl.cli.deploy:deploy",

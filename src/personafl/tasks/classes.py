@@ -131,6 +131,12 @@ class Classes(LearningTask):
     def outputs(self, y: Tensor, classes: int | None) -> int:
         return classes or int(y.max()) + 1
 
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """The logarithm of the mean of the models' probabilities."""
+        axis = self.class_axis if self.class_axis < 0 else self.class_axis + 1
+        log_weights = weights.log().reshape(*weights.shape, *(1 for _ in outputs.shape[2:]))
+        return torch.logsumexp(log_weights + outputs.log_softmax(axis), 0)
+
     def check_labels(self, y: Tensor) -> None:
         require_classes(self.name, y, self.axes, self.ignore_index)
 

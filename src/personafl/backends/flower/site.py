@@ -161,7 +161,7 @@ class Site:
         if self._own is None:
             check_local(here, local, int(data.sizes("train")[0]))
             check_model(here, job, data.constants)
-        task, algorithm = self._own or (job.make_task(data.constants), job.make_algorithm())
+        task, algorithm = self._own or (job.make_task(data.constants, here.id, here.weights), job.make_algorithm())
         theta0 = task.theta0 if order.theta0 is None else order.theta0
         if (order.accepted == 0 or (evaluating and self._own is None)) and fingerprint(theta0) != job.theta0:
             raise ConfigError(

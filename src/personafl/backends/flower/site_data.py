@@ -74,6 +74,9 @@ class SiteSettings:
     backbone
         A table: the frozen backbone that samples go through, with weights on this site's own disk, see
         `BackboneSettings`. A run says which hash they must have.
+    weights
+        The folder of a pretrained model of transformers, on this site's own disk, for runs that train adapters to it
+        (model lora). A run says which hash it must have, and samples stay as they are.
     """
 
     id: str
@@ -101,6 +104,7 @@ class SiteSettings:
     orders: str | None = None
     key: str | None = None
     backbone: BackboneSettings | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
@@ -140,8 +144,10 @@ def read_site(path: Path) -> SiteSettings:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     folder = path.resolve().parent
-    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
-    paths: dict[str, Any] = {name: str(folder / value) for name, value in named.items() if value is not None}
+    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key", "weights")}
+    paths: dict[str, Any] = {
+        name: str(folder / Path(value).expanduser()) for name, value in named.items() if value is not None
+    }
     if settings.backbone is not None and settings.backbone.path is not None:
         paths["backbone"] = replace(settings.backbone, path=str(folder / Path(settings.backbone.path).expanduser()))
     return replace(settings, **paths)
