@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import textwrap
 from dataclasses import fields
@@ -227,7 +228,7 @@ def _from_below(text: str) -> str:
 
 def _values(kind: str) -> str:
     if choices := re.findall(r"Literal\[(.*?)\]", kind):
-        words = [f"`{word.strip()}`" for word in choices[0].split(",")]
+        words = [f"`{json.dumps(ast.literal_eval(word.strip()))}`" for word in choices[0].split(",")]
         return " or ".join((["a number"] if "float" in kind else []) + words)
     words = {"float": "a number", "int": "a whole number", "bool": "`true` or `false`", "str": "text"}
     base, _, optional = kind.partition(" | ")

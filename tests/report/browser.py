@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 import time
 
+REPORT_IS_WHOLE = "document.getElementById('footer').textContent !== ''"
+
 
 def chromium():
     """The browser's program, or None where there is none."""
@@ -69,9 +71,9 @@ class Browser:
 
 
 class Page:
-    """A page that has finished loading, with what it said and asked for since."""
+    """A page that has finished loading, with what it said and asked for since; a report's last words are its footer."""
 
-    def __init__(self, browser, address, width=1280, height=900, dark=False, still=True):
+    def __init__(self, browser, address, width=1280, height=900, dark=False, still=True, ready=REPORT_IS_WHOLE):
         self.browser = browser
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -85,7 +87,7 @@ class Page:
         features += [{"name": "prefers-reduced-motion", "value": "reduce"}] if still else []
         self.call("Emulation.setEmulatedMedia", features=features)
         self.call("Page.navigate", url=address)
-        self.wait("document.readyState === 'complete' && document.getElementById('footer').textContent !== ''")
+        self.wait(f"document.readyState === 'complete' && {ready}")
 
     def call(self, method, **values):
         return self.browser.call(method, self.session, **values)
