@@ -1,5 +1,9 @@
 """Tests run on tiny models, where a second thread costs more than it brings; they download nothing.
 
+Several test processes share the cores. A thread of OpenMP that waits for another one sleeps, where by default it would
+keep a core busy (four times the processor time of a small run in two threads). `auto` tries each engine once for each
+number of clients, where by default it takes the best of up to ten times.
+
 They do not depend on how pytest is started: what they start hears Ctrl-C even where pytest does not (`nohup`, the
 background of a script), a test that hangs is stopped, and nothing that a test started outlives its file.
 """
@@ -14,12 +18,11 @@ import tempfile
 from uuid import uuid4
 
 import pytest
-import torch
 
 from tests import left_behind
 from tests.left_behind import MARK, Family
 
-torch.set_num_threads(1)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, here and in what is started from here
 
 SLOW = 3600
 """Seconds that a slow test may take; the limit of all others is in pyproject.toml."""
@@ -95,6 +98,10 @@ def pytest_collection():
 
 def pytest_configure(config):
     config.stash[_stderr] = os.dup(2)  # later it is captured
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # else tests run elsewhere
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -129,6 +136,14 @@ def own_cache():
     with tempfile.TemporaryDirectory(prefix="personafl-tests-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERSONAFL_CACHE", folder)
         patch.setenv("PERSONAFL_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_trials():
+    """What `auto` finds out is not what tests are about, but for those in tests/engines/test_trials.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personafl.engines.trials.REPEATS", 1)
         yield
 
 

@@ -18,7 +18,7 @@ FLOORS = (
     # training
     "engines", "training", "runs", "config", "backends", "jobs",
     # many runs, and what is shown
-    "study", "report", "comparison", "cli", "__main__",
+    "study", "report", "comparison", "fitting", "cli", "__main__",
 )  # fmt: skip
 """From the bottom to the top. A module may import from its own package and from what comes before it here."""
 ABOVE_PACKAGES = {"personafl_papers": "papers", "personafl_bench": "benchmarks"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import personafl as pf
 from tests.oracles.quadratic import personal, quadratics, server, train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +43,10 @@ def test_the_page_shows_the_file():
     assert FILE.read_text("utf-8") in (ROOT / "docs" / "own-algorithm.md").read_text("utf-8")
 
 
-def test_the_example_runs(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("shorter", [{"rounds": 2, "seeds": 1}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
+def test_the_example_runs(capsys, monkeypatch, tmp_path, shorter):
+    compare = pf.compare
+    monkeypatch.setattr(pf, "compare", lambda *given, **settings: compare(*given, **settings | shorter))
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(FILE), run_name="__main__")

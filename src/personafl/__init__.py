@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from personafl.data import partitions as partition
     from personafl.errors import PersonaflError
     from personafl.federation import Federation
+    from personafl.fitting.fit import fit
+    from personafl.fitting.result import Fit, load_fit
     from personafl.jobs import train
     from personafl.kernels.task import Task
     from personafl.runs.run import Run, load, load_run
@@ -96,6 +98,8 @@ _HOMES = {
     "comparison": "Comparison compare",
     "errors": "PersonaflError",
     "federation": "Federation",
+    "fitting.fit": "fit",
+    "fitting.result": "Fit load_fit",
     "jobs": "train",
     "kernels.task": "Task",
     "runs.run": "Run load load_run",
@@ -184,6 +188,7 @@ __all__ = [
     "FedRoD",
     "FedYogi",
     "Federation",
+    "Fit",
     "Gradient",
     "HeteroFL",
     "HeurFedAMP",
@@ -220,7 +225,9 @@ __all__ = [
     "compare",
     "data",
     "explain",
+    "fit",
     "load",
+    "load_fit",
     "load_run",
     "metrics",
     "partition",

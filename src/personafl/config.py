@@ -15,7 +15,7 @@ from personafl.data import PARTITIONS, SOURCES, Digits, Files, Partition, Source
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.federation.splits import Splitting
-from personafl.models import MODELS, Model
+from personafl.models import MODELS, LoRA, Model
 from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
@@ -46,11 +46,16 @@ class Config:
     def federation(self) -> Federation:
         """Load and divide the data that the config names; with a backbone, its features."""
         if self.backbone is None:
-            return self._samples(self.data)
-        backbone, data = self.backbone.load(), self.data
-        if isinstance(data, Files) and data.text is not None and data.tokenizer is None:
-            data = replace(data, tokenizer=backbone.origin["path"])
+            return self._samples(self._read_by(self.model.path if isinstance(self.model, LoRA) else ""))
+        backbone = self.backbone.load()
+        data = self._read_by(backbone.origin["path"])
         return self._samples(data).through(backbone, batch_size=self.backbone.batch_size, device=self.backbone.device)
+
+    def _read_by(self, folder: str) -> Source | Files:
+        """The data; a column of texts without a tokenizer is read by the one of the pretrained model."""
+        if folder and isinstance(self.data, Files) and self.data.text is not None and self.data.tokenizer is None:
+            return replace(self.data, tokenizer=folder)
+        return self.data
 
     def _samples(self, data: Source | Files) -> Federation:
         return build(data, self.partition, self.splits, self.seed, self.splitting)
@@ -191,6 +196,8 @@ def parse(values: Mapping[str, Any]) -> Config:
     schedule = {key: values[key] for key in values if key in _TOP and key not in ("seed", "splits", "splitting")}
     seed = checked(int, "seed", values.get("seed", 0))
     check("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
+    if "backbone" in values and isinstance(chosen["model"], LoRA):
+        raise ConfigError("[backbone] makes features, and model lora has its pretrained model inside: give one of them")
     return Config(
         seed=seed,
         schedule=checked(Schedule, "", schedule),

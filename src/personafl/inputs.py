@@ -21,7 +21,6 @@ Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 """The shape of one sample, or of each of its inputs by name."""
 
 A = TypeVar("A")
-B = TypeVar("B")
 
 _ONLY = "x"
 _NAMED = "x."

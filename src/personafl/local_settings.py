@@ -165,8 +165,7 @@ class Local:
         return float(self.lr) if self.schedule_over == "steps" else float(self._at(round - 1, self.schedule_length))
 
     def step_rate(self, step: int, steps: int | Tensor) -> float | Tensor:
-        """The learning rate at a step of a round (from 0), of so many that the client takes; for several clients at
-        once, a tensor."""
+        """The learning rate at a step of a round (from 0), of so many; a tensor for several clients at once."""
         return self._at(step, steps if self.schedule_length is None else self.schedule_length)
 
     def _at(self, now: int, length: int | Tensor | None) -> float | Tensor:
@@ -201,8 +200,9 @@ class Local:
         return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.clip_norm)
 
     def beyond(self, *taken: str) -> tuple[str, Any, str] | None:
-        """The first setting that makes a step more than SGD at one rate: its key, its value, and what it would have
-        to be; None where there is none but those that are taken.
+        """The first setting, but for those in `taken`, that makes a step more than SGD at one rate.
+
+        Its key, its value, and what it would have to be; None where there is no such setting.
 
         >>> Local(optimizer="adam").beyond("momentum")
         ('local.optimizer', 'adam', '"sgd"')

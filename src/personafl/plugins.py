@@ -68,9 +68,9 @@ def installed(kind: str, group: str, own: Container[str] = ()) -> tuple[dict[str
 
 
 def why(error: BaseException) -> str:
-    """An exception in a line.
+    r"""An exception in a line.
 
-    >>> why(ImportError("there is no b\\nmore"))
+    >>> why(ImportError("there is no b\nmore"))
     'ImportError: there is no b'
     """
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(": ")

@@ -191,8 +191,10 @@ def class_path(kind: type) -> str:
 
 
 def described(value: Any) -> dict[str, Any]:
-    """What a run folder says of an algorithm, data, a partition or a model: its name, its class where that is not
-    personafl's own, its settings."""
+    """What a run folder says of an algorithm, data, a partition or a model.
+
+    Its name, its class where that is not personafl's own, and its settings.
+    """
     path = class_path(type(value))
     return {"name": value.name, **({} if _package(path) == "personafl" else {"class": path}), **asdict(value)}
 

@@ -91,6 +91,7 @@ class Schedule:
         return table_without_unused(self, "patience")
 
     def cohort_size(self, clients: int) -> int:
+        """How many of so many clients are active in a round, at least one."""
         # The small addition makes 0.29 × 100 the 29 that was meant.
         return max(int(self.activity * clients + 1e-9), 1)
 

@@ -22,7 +22,7 @@ from personafl.settings import Local, Schedule
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import LocalClients
 from personafl.training.runner import Runner
-from tests.archetypes import FOR_TWO_LAYERS, SHORT_GRID
+from tests.archetypes import FOR_TWO_LAYERS, SHORT_GRID, archetypes
 from tests.oracles.quadratic import personal, quadratics, server, states, train
 
 LR, ROUNDS = 0.02, 3
@@ -173,7 +173,7 @@ WHY = {"scaffold": "mean gradient only of plain SGD", "selffl": "steps of SGD at
 WHY["fedpa"] = "iterates of SGD at one rate"
 
 
-@pytest.mark.parametrize("algorithm", FOR_TWO_LAYERS)
+@pytest.mark.parametrize("algorithm", archetypes(FOR_TWO_LAYERS, besides=REFUSED))
 def test_every_algorithm_takes_what_its_equations_allow_and_says_why_not(tmp_path, algorithm):
     settings = SHORT_GRID if algorithm.startswith("persfl") else {}
     plain = runner(ALGORITHMS[algorithm](**settings), Local(lr=LR, steps=3), tmp_path)

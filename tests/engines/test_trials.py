@@ -14,9 +14,17 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
 from personafl.engines.auto import ENGINES, _Trial, trials
-from personafl.engines.trials import BEHIND, LEAST, SHARE, Candidate, Clock, Stopped, Trials, Unfit
+from personafl.engines.trials import BEHIND, LEAST, REPEATS, SHARE, Candidate, Clock, Stopped, Trials, Unfit
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_trials(short_trials):
+    """As users have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("personafl.engines.trials.REPEATS", REPEATS)
+        yield
 
 
 class Machine:

@@ -148,7 +148,7 @@ def test_a_config_fills_in_too(tmp_path):
     settings = {"path": str(tmp_path / "t.csv"), "client": "who", "label": "y"}
     fed = Files(**settings, missing="fill").federation(None, None, 0)
     assert fed.x.shape == (15, 2)
-    with pytest.raises(ConfigError, match="missing = 'median': must be error, or fill"):
+    with pytest.raises(ConfigError, match=r"missing = 'median': must be error, fill .* or fill-all"):
         Files(**settings, missing="median")
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from personafl.kernels.mlp import Chain
+from personafl.kernels.mlp import MLPKernel
 
 CLIENTS, SAMPLES = 3, 5
 
@@ -32,10 +32,10 @@ def check(module: nn.Module, x: torch.Tensor) -> None:
     direction = torch.randn_like(outputs)
     expected = torch.autograd.grad(outputs, params, direction)
     seen = []
-    chain = Chain.of(module)
-    assert chain is not None
+    kernel = MLPKernel.of(module)
+    assert kernel is not None
     with torch.no_grad():
-        found = chain.gradients(params, x, lambda out: seen.append(out) or direction)
+        found = kernel.gradients(params, x, lambda out: seen.append(out) or direction)
     torch.testing.assert_close(seen[0], outputs, rtol=1e-5, atol=1e-6)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -65,4 +65,4 @@ def test_layers_before_flatten_and_samples_of_several_axes():
     ids=repr,
 )
 def test_other_modules_are_no_chains(module):
-    assert Chain.of(module) is None
+    assert MLPKernel.of(module) is None

@@ -3,8 +3,6 @@
 import copy
 import importlib.util
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -244,14 +242,3 @@ def test_merging_a_copy_leaves_the_shared_backbone_alone():
     assert frozen_hashes(run.task.template) == before
     x, _ = CASES["bert"].federation().client("c0")["test"]
     torch.testing.assert_close(merged(**x).logits, net(**x).logits, rtol=1e-4, atol=1e-5)
-
-
-@needs_peft
-def test_the_code_of_the_page_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text("utf-8")
-    section = page[page.index("## Adapters") :]
-    names = {}
-    for code in re.findall(r"```python\n(.*?)```", section, re.S)[:2]:
-        exec(code, names)
-    assert "lora_A.default" in capsys.readouterr().out
-    assert names["LowRank"](nn.Linear(4, 3))(torch.ones(2, 4)).shape == (2, 3)

@@ -14,24 +14,13 @@ import personafl as pf
 from personafl.config import parse
 from personafl.errors import ConfigError, DataError, ModelError
 from personafl.pretrained import Backbone, load, tokenized
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "day", "night"]
+from tests.pretrained.bert import write_bert
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    """A tiny BERT of our own with its tokenizer, as save_pretrained writes it."""
-    transformers = pytest.importorskip("transformers", reason="needs personafl[huggingface]")
-    folder = tmp_path_factory.mktemp("weights") / "tiny-bert"
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=12,
-    )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.BertTokenizer(str(folder / "vocab.txt"), model_max_length=12).save_pretrained(folder)
-    return folder
+    pytest.importorskip("transformers", reason="needs personafl[huggingface]")
+    return write_bert(tmp_path_factory.mktemp("weights") / "tiny-bert")
 
 
 @pytest.fixture(autouse=True)

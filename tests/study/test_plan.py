@@ -55,6 +55,25 @@ def test_what_qoi_needs_comes_along():
     assert plan(TABLES, ["fedavg", "separate"], seeds=1).added == ()
 
 
+def test_all_takes_the_algorithms_that_fit_the_model_and_says_why_others_do_not(caplog):
+    linear, deep = (plan({**TABLES, "model": model}, ["all"], seeds=1).methods for model in ("mclr", "mlp"))
+    assert set(deep) - set(linear) >= {"fedrep", "fedbabu", "heterofl"} and set(linear) < set(deep)
+    assert "fedbn" not in deep
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("left out: fedrep (algorithm.head = 1: must be fewer layers") for line in lines)
+    assert len([line for line in lines if line.startswith("left out: fedbn (")]) == 2
+    assert not any("\n" in line for line in lines)
+
+
+def test_all_without_the_data_leaves_out_what_depends_on_the_model(caplog, tmp_path):
+    """Runs on a cluster may have the data where they run only."""
+    tables = {key: value for key, value in TABLES.items() if key != "partition"}
+    tables["data"] = {"name": "files", "path": str(tmp_path / "nowhere")}
+    methods = plan(tables, ["all"], seeds=1).methods
+    assert "ditto" in methods and "fedrep" not in methods
+    assert "cannot be seen without the data" in caplog.text
+
+
 def test_methods_of_the_config_are_algorithms_with_settings_of_their_own():
     tables = TABLES | {
         "algorithm": {"name": "fedprox", "mu": 0.5},

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -36,7 +37,7 @@ from personafl.states import State
 class AFL(ReportsServer, Algorithm):
     """FedAvg whose weights go to the clients with the largest losses."""
 
-    lambda_lr: float = 0.01
+    lambda_lr: float = searched(0.01, 0.001, 0.3)
     """γ: how fast λ moves to the clients with the largest losses; 0 leaves it even."""
 
     about = About(

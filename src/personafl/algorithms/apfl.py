@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Uplink
+from personafl.algorithms.search_spaces import searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -30,7 +31,7 @@ from personafl.states import State
 class APFL(Algorithm):
     """A mixture of a local and the global model, its weight fixed or learned."""
 
-    alpha: float = 0.5
+    alpha: float = searched_among(0.5, (0.1, 0.25, 0.5, 0.75, 0.9))
     """α: the share of the client's own model in what it uses; where `adaptive`, its first value."""
     adaptive: bool = False
     """Whether each client learns its α."""

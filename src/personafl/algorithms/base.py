@@ -259,12 +259,25 @@ class Program:
     """Whether they need `ctx.training`."""
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
+        """The carry of a client's local training, and how many steps it takes.
+
+        Parameters
+        ----------
+        own
+            What the client keeps.
+        sent
+            What the server sent: the shared part, and where there is one the client's own.
+        ctx
+            Settings, numbers of samples and steps, and the data that the program asked for.
+        """
         raise NotImplementedError
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
+        """The carry after one local step; `grad(theta)` is the gradient at `theta` on the batch of this step."""
         raise NotImplementedError
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
+        """The client's new state, and what it sends up."""
         raise NotImplementedError
 
 
@@ -333,12 +346,15 @@ class Algorithm(Program):
         return self
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
+        """What the server keeps, before the first round of so many clients."""
         return {"theta": theta0.clone()}
 
     def new_client(self, theta0: Tensor, sent: State) -> State:
+        """What a client keeps, made when it is first seen."""
         return {}
 
     def send(self, server: State, ids: Tensor) -> Sent:
+        """What goes down to these clients: a shared part, and where needed a row for each of them."""
         return Sent({"theta": server["theta"]})
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
@@ -348,6 +364,7 @@ class Algorithm(Program):
         return {**server, **{name: uploads.mean(name) for name in self.uplink if name in server}}
 
     def personal(self, own: State, sent: State) -> Tensor:
+        """The personalized model (P,) of a client."""
         raise NotImplementedError
 
     def global_model(self, server: State) -> Tensor | None:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, Welcomes
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -45,7 +46,7 @@ class CFL(Welcomes, ReportsServer, Algorithm):
     """ε1: a cluster whose mean update is shorter is stationary. Left out: by `stationary`."""
     eps2: float | None = None
     """ε2: a cluster is split only if a client's update is longer. Left out: 4 ε1."""
-    stationary: float = 0.1
+    stationary: float = searched(0.1, 0.03, 0.5)
     """ε1 as a share of the longest mean update that the cluster has had."""
     gamma: float = 0.7
     """γ: how clearly the two parts must differ to be split; between 0 and 1."""

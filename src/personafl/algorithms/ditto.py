@@ -18,6 +18,7 @@ from typing import Literal, Self
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -26,7 +27,7 @@ from personafl.states import State
 class Ditto(Algorithm):
     """A personal model that is trained beside the global one and pulled towards it."""
 
-    lam: float = 1.0
+    lam: float = searched(1.0, 0.01, 10.0)
     """λ: how strongly v is pulled towards the global model; 0 is training alone."""
     weights: Literal["samples", "equal"] = "samples"
     """How clients count in the mean: by their training samples, or all the same."""

@@ -28,6 +28,7 @@ class ZeroSamples:
         return {name: torch.zeros(()) for name in ("loss", "correct")}
 
     def mean(self, function: Any, theta: Tensor, **extra: Tensor) -> Tensor:
+        """A function of the samples, of the one there is."""
         if getattr(function, "uses_features", False):
             extra["features"] = torch.zeros(1, getattr(function, "width", 1))
         coupled = getattr(function, "couples_samples", False)
@@ -47,9 +48,11 @@ class ZeroGradient:
         return torch.zeros_like(theta)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        """A step that changes nothing, and is counted."""
         self.made += 1
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """A single 0."""
         return torch.zeros(1, 1)
 
     features = predict

@@ -28,6 +28,7 @@ from torch import Tensor
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink
 from personafl.algorithms.parameter_groups import last_layers
 from personafl.algorithms.pieces import Pieces
+from personafl.algorithms.search_spaces import searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -36,7 +37,7 @@ from personafl.states import State
 class FedALA(Algorithm):
     """Local training from an element-wise mixture of the client's model and the global one."""
 
-    layers: int = 1
+    layers: int = searched_among(1, (1, 2))
     """How many of the last layers are mixed number by number; 0 is `fedavg`."""
     weight_lr: float = 1.0
     """η of the mixing weights W."""

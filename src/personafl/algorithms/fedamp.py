@@ -35,6 +35,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
+from personafl.algorithms.search_spaces import searched
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -47,7 +48,7 @@ COLUMNS = 1024
 class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """What both have in common: everything but the weights."""
 
-    pull: float = 0.1
+    pull: float = searched(0.1, 0.003, 1.0)
     """λ/α_k: how strongly a client's model is pulled towards its u_i, where `lam` is left out."""
 
     newcomer_rounds: ClassVar[int] = 2
@@ -125,7 +126,7 @@ class FedAMP(_MessagePassing):
     """α_k: how much the models of others count; it needs `sigma`. Left out: by `alpha_fraction`."""
     lam: float | None = None
     """λ of equation (6). Left out: `pull` times α_k."""
-    sigma_scale: float = 0.25
+    sigma_scale: float = searched(0.25, 0.03, 3.0)
     """σ as a multiple of the median squared distance between models, measured in each round."""
     alpha_fraction: float = 0.95
     """α_k as a share of the largest value at which all weights are convex."""
@@ -189,7 +190,7 @@ class HeurFedAMP(_MessagePassing):
     """ξ_ii: the weight of a client's own model."""
     sigma: float | None = None
     """σ: how sharply weights follow the cosine between models. Left out: by `contrast`."""
-    contrast: float = 2.0
+    contrast: float = searched(2.0, 0.3, 10.0)
     """σ times the standard deviation of the cosines."""
 
     about = replace(FedAMP.about, name="heurfedamp")

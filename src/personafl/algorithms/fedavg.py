@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Program, Uplink
+from personafl.algorithms.search_spaces import searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -80,7 +81,7 @@ class FineTune(Program):
 class FineTuned(Algorithm):
     """Mix-in: the personalized model is the global one, fine-tuned."""
 
-    fine_tune_steps: int = 40
+    fine_tune_steps: int = searched_among(40, (5, 10, 20, 40, 80))
     """Steps on the client's own training data before its model is used; 0 is the global model."""
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from personafl.algorithms.base import About, Context, Gradient, Program
 from personafl.algorithms.extras import HasHead
 from personafl.algorithms.heads import SharedBody
+from personafl.algorithms.search_spaces import searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -31,7 +32,7 @@ from personafl.states import State
 class FedBABU(SharedBody):
     """A body that is trained under a random head; fine-tuned for each client."""
 
-    fine_tune_steps: int = 40
+    fine_tune_steps: int = searched_among(40, (5, 10, 20, 40, 80))
     """Steps on the client's own training data before its model is used."""
     fine_tune: Literal["all", "head"] = "all"
     """What these steps change: the whole model, or its head."""

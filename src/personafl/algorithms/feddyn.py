@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink, Uploads
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -35,7 +36,7 @@ PILES_UP = (
 class FedDyn(Algorithm):
     """Local losses that are tilted until their optima agree."""
 
-    alpha: float = 0.1
+    alpha: float = searched(0.1, 0.001, 1.0)
     """α: how strongly clients are held together; smaller is faster and less stable."""
 
     about = About(

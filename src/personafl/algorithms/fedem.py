@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
 from personafl.algorithms.extras import Welcomes, WrapsModule
+from personafl.algorithms.search_spaces import searched_among
 from personafl.algorithms.starts import several_starts
 from personafl.errors import ConfigError
 from personafl.kernels.outputs import logits
@@ -40,7 +41,7 @@ from personafl.tasks import LearningTask
 class FedEM(WrapsModule, Welcomes, Algorithm):
     """A mixture of shared models, with shares of one's own."""
 
-    components: int = 3
+    components: int = searched_among(3, (2, 3, 4))
     """M: how many models are mixed; each costs a model of traffic and time."""
     weights: Literal["samples", "equal"] = "samples"
     """How clients count in the mean: by their training samples, or all the same."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Uploads
 from personafl.algorithms.fedavg import FedAvg
+from personafl.algorithms.search_spaces import searched, searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -34,7 +35,7 @@ from personafl.states import State
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server."""
 
-    momentum: float = 0.9
+    momentum: float = searched_among(0.9, (0.3, 0.5, 0.7, 0.9))
     """β: how much of the server's last move goes on."""
     server_lr: float = 1.0
     """η: the server's learning rate."""
@@ -58,7 +59,7 @@ class FedAvgM(FedAvg):
 class FedAdagrad(FedAvg):
     """FedAvg whose server divides by the root of the sum of squared updates."""
 
-    server_lr: float = 0.1
+    server_lr: float = searched(0.1, 0.01, 1.0)
     """η: the server's learning rate; about the most that a parameter moves in a round."""
     beta1: float = 0.0
     """β1: how much of the mean of former updates is kept."""
@@ -90,7 +91,7 @@ class FedAdagrad(FedAvg):
 class FedAdam(FedAdagrad):
     """FedAvg whose server is Adam."""
 
-    server_lr: float = 0.01
+    server_lr: float = searched(0.01, 0.001, 0.3)
     """η: the server's learning rate; about the most that a parameter moves in a round."""
     beta1: float = 0.9
     """β1: how much of the mean of former updates is kept."""

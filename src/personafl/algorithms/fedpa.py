@@ -29,6 +29,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, JobInfo
 from personafl.algorithms.fedopt import FedAvgM
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -39,7 +40,7 @@ class FedPA(FedAvgM):
 
     samples: int = 5
     """ℓ: how many samples of its posterior a client takes, at the most."""
-    rho: float = 0.1
+    rho: float = searched(0.1, 0.003, 1.0)
     """ρ: how much the sample covariance counts beside the identity; 0 is the identity alone."""
     burn_in_rounds: int = 10
     """Rounds of `fedavgm` before posteriors count."""

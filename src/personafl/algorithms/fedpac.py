@@ -38,6 +38,7 @@ from personafl.algorithms.extras import Welcomes
 from personafl.algorithms.fedproto import UNPROTECTED, with_prototypes
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.prototypes import Alignment, ByClass, classes_and_width
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -50,7 +51,7 @@ class FedPAC(Welcomes, FedRep):
 
     weights: Literal["samples", "equal"] = "samples"
     """How clients count in the mean: by their training samples, or all the same."""
-    lam: float = 1.0
+    lam: float = searched(1.0, 0.03, 10.0)
     """λ: how strongly features are drawn to the centroid of their class."""
     combine: bool = True
     """Whether the server combines heads for each client, or each keeps its own."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from personafl.algorithms.base import About, Context, Gradient, JobInfo, Mean, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ForSomeModels
 from personafl.algorithms.prototypes import Alignment, ByClass, classes_and_width
+from personafl.algorithms.search_spaces import searched
 from personafl.algorithms.separate import Separate
 from personafl.settings import check
 from personafl.states import State
@@ -39,7 +40,7 @@ UNPROTECTED = "a prototype is a sum divided by a share, and a small share with n
 class FedProto(ForSomeModels, Separate):
     """Local training whose features are drawn to everybody's prototype of their class."""
 
-    lam: float = 1.0
+    lam: float = searched(1.0, 0.03, 10.0)
     """λ: how strongly features are drawn to everybody's prototype of their class; 0 is training alone."""
 
     # The numbers of classes and features: set by `prepare`.

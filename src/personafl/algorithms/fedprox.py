@@ -17,6 +17,7 @@ from typing import Self
 
 from personafl.algorithms.base import Context, Gradient, JobInfo
 from personafl.algorithms.fedavg import FedAvg, FineTuned, fine_tuned
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -25,7 +26,7 @@ from personafl.states import State
 class FedProx(FedAvg):
     """FedAvg whose local training is pulled towards the global model."""
 
-    mu: float = 0.1
+    mu: float = searched(0.1, 0.001, 1.0)
     """μ: how strongly local training is pulled back to the global model; 0 is `fedavg`."""
 
     about = replace(FedAvg.about, name="fedprox", paper="Li et al. 2020")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Context, Gradient
 from personafl.algorithms.heads import SharedBody
+from personafl.algorithms.search_spaces import searched_among
 from personafl.settings import check
 from personafl.states import State
 
@@ -34,7 +35,7 @@ class FedRep(SharedBody):
 
     weights: Literal["samples", "equal"] = "equal"
     """How clients count in the mean: by their training samples, or all the same."""
-    head_steps: int = 10
+    head_steps: int = searched_among(10, (2, 5, 10, 20))
     """Steps of the head alone, before those of the body."""
     body_steps: int | None = None
     """Steps of the body. Left out: those of `[local]`."""

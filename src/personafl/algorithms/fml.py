@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink
+from personafl.algorithms.search_spaces import searched_among
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -34,7 +35,7 @@ from personafl.tasks.classes import cross_entropy
 class FML(Algorithm):
     """A private model that learns from the federation's model, which learns from it."""
 
-    alpha: float = 0.5
+    alpha: float = searched_among(0.5, (0.1, 0.3, 0.5, 0.7, 0.9))
     """α: how much the private model learns from labels; the rest from the other model."""
     beta: float = 0.5
     """β: the same for the model that is sent."""

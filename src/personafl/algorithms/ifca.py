@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Program, Sent, Uplink, Uploads
+from personafl.algorithms.search_spaces import searched_among
 from personafl.algorithms.starts import several_starts
 from personafl.settings import check
 from personafl.states import State
@@ -37,7 +38,7 @@ from personafl.states import State
 class IFCA(Algorithm):
     """A number of clusters with a model each; clients choose by their training loss."""
 
-    clusters: int = 2
+    clusters: int = searched_among(2, (2, 3, 4, 6))
     """k: how many models there are to choose from."""
     weights: Literal["samples", "equal"] = "samples"
     """How clients count in the mean: by their training samples, or all the same."""

@@ -218,6 +218,7 @@ class Accuracies:
 
     @property
     def width(self) -> int:
+        """How many features it takes: the classes' probabilities by the model and by the neighbours."""
         return 2 * self.classes
 
     def __call__(self, outputs: Tensor, y: Tensor, features: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -41,7 +42,7 @@ from personafl.states import State
 class MOCHA(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
     """Multi-task learning with a matrix of relationships."""
 
-    lam1: float = 0.03
+    lam1: float = searched(0.03, 0.001, 1.0)
     """λ1: how strongly related clients are pulled together."""
     lam2: float = 0.0
     """λ2: how strongly all models are pulled to the initial weights."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient
 from personafl.algorithms.fedavg import FedAvg
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -53,7 +54,7 @@ class Contrast:
 class MOON(FedAvg):
     """FedAvg whose local training contrasts features."""
 
-    mu: float = 1.0
+    mu: float = searched(1.0, 0.03, 10.0)
     """μ: how much the contrast counts beside the loss; 0 is `fedavg`."""
     temperature: float = 0.5
     """τ: how sharply the contrast tells similar features from others."""

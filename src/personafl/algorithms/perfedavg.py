@@ -25,6 +25,7 @@ from torch import Tensor
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, Mean, Program, Uplink
 from personafl.algorithms.extras import SeveralBatches
 from personafl.algorithms.fedavg import FineTune
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import Local, check
 from personafl.states import State
 
@@ -45,7 +46,7 @@ class PerFedAvg(SeveralBatches, Algorithm):
 
     variant: Literal["first-order", "hessian-free"] = "first-order"
     """How the meta-gradient is taken: without second derivatives, or with them by differences."""
-    alpha: float = 0.01
+    alpha: float = searched(0.01, 0.003, 0.3)
     """α: the learning rate of the adapting step."""
     delta: float = 0.001
     """δ: the length of the differences of the Hessian-free variant."""

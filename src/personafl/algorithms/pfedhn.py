@@ -30,6 +30,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
 from personafl.algorithms.extras import Welcomes
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 from personafl.streams import array_key
@@ -42,7 +43,7 @@ FITTING_STEPS = 50
 class PFedHN(Welcomes, Algorithm):
     """A hypernetwork that makes a model for each client."""
 
-    lr: float = 1.0
+    lr: float = searched(1.0, 0.03, 3.0)
     """α: the learning rate of the hypernetwork."""
     embedding_lr: float = 0.5
     """α_v: that of the clients' embeddings."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Uplink, Uploads
 from personafl.algorithms.optimizers import move
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -35,7 +36,7 @@ class PFedMe(Algorithm):
 
     lam: float = 15.0
     """λ: how strongly θ is pulled towards w."""
-    personal_lr: float = 0.05
+    personal_lr: float = searched(0.05, 0.01, 0.1)
     """η_p: the learning rate of θ."""
     inner_steps: int = 5
     """Steps of θ in each local step."""

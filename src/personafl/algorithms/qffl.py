@@ -28,6 +28,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Context, JobInfo, Mean, Uplink, Uploads
 from personafl.algorithms.fedavg import FedAvg
+from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
@@ -40,7 +41,7 @@ BY_LOSS = (
 class QFFL(FedAvg):
     """Updates weighed by a power of the clients' losses."""
 
-    q: float = 1.0
+    q: float = searched(1.0, 0.01, 5.0)
     """q: how much more clients with large losses count; 0 is `fedavg`."""
     lipschitz: float | None = None
     """L: the inverse of the server's step. Left out: 1/η."""

@@ -48,6 +48,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import SendsForEvaluation
+from personafl.algorithms.search_spaces import searched_among
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -63,7 +64,7 @@ STEPS_OF_SGD = (
 class SelfFL(SendsForEvaluation, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
-    l_max: int = 40
+    l_max: int = searched_among(40, (10, 20, 40, 80))
     """The most local steps that (8) may ask for."""
     posterior: Literal["paper", "exact"] = "paper"
     """S_m as the paper prints it, or as the model's exact posterior has it."""
@@ -71,7 +72,7 @@ class SelfFL(SendsForEvaluation, Algorithm):
     """σ0² as a sum over the cohort, or as a mean."""
     scope: Literal["cohort", "all"] = "cohort"
     """Over whom S_m is taken: the active clients, or all that are known."""
-    smoothing: float | Literal["activity", "adaptive"] = 1.0
+    smoothing: float | Literal["activity", "adaptive"] = searched_among(1.0, (0.25, 0.5, 1.0))
     """C: how far θ moves to the weighted mean: a number, the activity rate (the paper), or adaptive."""
     warm_rounds: int = 0
     """Rounds of `fedavg` that come first."""

@@ -36,6 +36,7 @@ class Sent:
         )
 
     def bytes_per_client(self) -> int:
+        """How many bytes one client receives."""
         return _bytes(self.shared) + sum(t[:1].numel() * t.element_size() for t in self.each.values())
 
 
@@ -190,6 +191,7 @@ class Uploads:
         return cls(ids[order], samples[order], {**values, **rows}, uplink, groups)
 
     def bytes(self) -> int:
+        """How many bytes these answers take."""
         return _bytes(self.values)
 
 

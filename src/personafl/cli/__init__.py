@@ -44,6 +44,7 @@ class Warnings(logging.Handler):
     """On a terminal, warnings have to make way for the progress bar; elsewhere each is one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Show one warning."""
         _handler().handle(record)
 
 

@@ -14,7 +14,7 @@ from personafl.plugins import Plugin, installed
 
 OWN = {
     **{name: f"personafl.cli.{name}:{name}" for name in (
-        "demo", "run", "compare", "report", "watch", "partition", "explain", "personalize", "gain", "export",
+        "demo", "fit", "run", "compare", "report", "watch", "partition", "explain", "personalize", "gain", "export",
     )},
     "list": "personafl.cli.list:list_",
     "deploy": "personafl.cli.deploy:deploy",
@@ -47,6 +47,7 @@ class Commands(MutableMapping[str, Any]):
 
     @property
     def plugins(self) -> dict[str, Plugin]:
+        """The commands of installed packages."""
         if self._plugins is None:
             self._plugins = installed("command", "personafl.commands", OWN)[0]
         return self._plugins

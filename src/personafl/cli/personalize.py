@@ -40,7 +40,6 @@ def personalize(
 
       personafl personalize runs/texts new.npz --module mymodels.text:Net
     """
-    import numpy as np
     from rich.table import Table
 
     from personafl.cli.console import out
@@ -52,22 +51,24 @@ def personalize(
     if out_file.exists():
         raise DataError(f"{out_file} exists already: name another file with --out")
     federation = found.newcomers(read_newcomers(data))
-    models = found.personalize_all(federation)
-    found.save_models(out_file, models, federation.ids)
-    sums = found.newcomer_engine(federation).evaluate(models, np.arange(len(federation)), "test")
+    sums = found.write_newcomers(out_file, federation)
     rows = [
         {
             "client": name,
             "n_train": int(federation.sizes("train")[k]),
             "n_test": int(n := federation.sizes("test")[k]),
-            **{metric: float(values[k] / n) if n else None for metric, values in sums.items()},
+            # Losses and hits are sums over samples; other metrics are values already.
+            **{
+                metric: float(values[k] / (n if metric in ("loss", "correct") else 1)) if n else None
+                for metric, values in sums.items()
+            },
         }
         for k, name in enumerate(federation.ids)
     ]
     if as_json:
         print_json({"models": str(out_file), "newcomers": rows})
         return
-    table = Table(*rows[0], caption="means over their own test samples, where they brought any")
+    table = Table(*rows[0], caption="on their own test samples, where they brought any; loss and correct are means")
     for row in rows:
         table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
     out.print(table)

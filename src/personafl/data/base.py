@@ -57,13 +57,16 @@ class Source(Protocol):
     splits: ClassVar[tuple[float, float, float] | None]
 
     @property
-    def structure(self) -> Structure: ...
+    def structure(self) -> Structure:
+        """What the data knows about clients."""
 
-    def load(self, seed: int) -> Samples: ...
+    def load(self, seed: int) -> Samples:
+        """The samples; what is drawn at random follows from the seed."""
 
 
 @runtime_checkable
 class Owned(Protocol):
     """A source that is a pool, and yet knows whose its samples are when the partition `natural` asks."""
 
-    def owners(self, samples: int) -> NDArray[Any]: ...
+    def owners(self, samples: int) -> NDArray[Any]:
+        """Whose each of the samples is, (N,)."""

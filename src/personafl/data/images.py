@@ -180,12 +180,14 @@ def normalized(images: Bytes, how: Normalization) -> NDArray[np.float32]:
 
 
 def check_normalization(source: str, how: Normalization) -> None:
+    """Refuse a normalization that is not known."""
     if how not in get_args(Normalization):
         known = " or ".join(get_args(Normalization))
         raise ConfigError(f"data {source}: normalize = {how!r} must be {known}")
 
 
 def check_classes(what: str, labels: NDArray[Any], classes: int) -> None:
+    """Refuse labels that are not in 0 to `classes` - 1."""
     if (wrong := np.flatnonzero(labels >= classes)).size:
         raise DataError(f"{what}: label {labels[wrong[0]]} of sample {wrong[0]} must be in 0 to {classes - 1}")
 

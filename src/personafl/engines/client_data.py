@@ -39,6 +39,7 @@ class ClientData:
         return {name: value / self._count for name, value in sums.items()}
 
     def mean(self, function: Objective, theta: Tensor, **extra: Tensor) -> Tensor:
+        """The mean of a function of outputs and labels over the samples."""
         task, resolved = self.task.resolved(function)
         if couples_samples(resolved):
             coupled: Tensor = resolved(self.outputs(task, theta), self.y, weight=self.weight, **extra)

@@ -26,7 +26,7 @@ def measure_split(engine: Engine, theta: Tensor, ids: Ints, split: Split) -> Sum
     values: Sums = {}
     for rows in _blocks(engine, sizes) if _from_outputs(engine) else ():
         outputs = engine.outputs(theta if theta.dim() == 1 else theta[rows], ids[rows], split)
-        parts = _of_outputs(engine, outputs, _labels(engine, ids[rows], split), sizes[rows])
+        parts = _of_outputs(engine, outputs, labels_of(engine, ids[rows], split), sizes[rows])
         for name, found in parts.items():
             values.setdefault(name, np.full(len(ids), np.nan))[rows] = found
     return _columns(engine, sums, sizes, values)
@@ -38,16 +38,22 @@ def measure_held_back(engine: Engine, theta: Tensor, ids: Ints) -> Sums:
     owner = np.repeat(np.arange(len(ids)), sizes)[held]
     counts = np.bincount(owner, minlength=len(ids))
     outputs = engine.outputs(theta, ids, "val")[torch.from_numpy(held)]
-    y = _labels(engine, ids, "val")[torch.from_numpy(held)]
+    y = labels_of(engine, ids, "val")[torch.from_numpy(held)]
+    return {"n": counts.astype(np.float64)} | measure_outputs(engine, outputs, y, counts)
+
+
+def measure_outputs(engine: Engine, outputs: Tensor, y: Tensor, sizes: Ints) -> Sums:
+    """As `measure_split`, of outputs that are there already, client after client; `sizes` says how many each has."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
     if couples_samples(engine.task.objective):
-        sums = _coupled_sums(engine, outputs, y, counts)
+        sums = _coupled_sums(engine, outputs, y, sizes)
     else:
-        added = ClientSums(engine.summed(), len(ids))
+        added = ClientSums(engine.summed(), len(sizes))
         if len(owner):
             added.add(outputs, y, owner)
-        sums = added.result(counts)
-    values = _of_outputs(engine, outputs, y, counts) if _from_outputs(engine) else {}
-    return {"n": counts.astype(np.float64)} | _columns(engine, sums, counts, values)
+        sums = added.result(sizes)
+    values = _of_outputs(engine, outputs, y, sizes) if _from_outputs(engine) else {}
+    return _columns(engine, sums, sizes, values)
 
 
 def _coupled_sums(engine: Engine, outputs: Tensor, y: Tensor, counts: Ints) -> Sums:
@@ -82,7 +88,7 @@ def _columns(engine: Engine, sums: Sums, sizes: Ints, values: Sums) -> Sums:
     return out
 
 
-def _labels(engine: Engine, ids: Ints, split: Split) -> Tensor:
+def labels_of(engine: Engine, ids: Ints, split: Split) -> Tensor:
     """The labels of a split, client after client."""
     sizes, starts = engine.federation.sizes(split)[ids], engine.federation.starts(split)[ids]
     index = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

@@ -246,6 +246,7 @@ class StackedBatches:
         return outside_vmap(function, self._row, theta, **extra)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        """One step of SGD in place, for all clients at once; `proximal` is (factor, anchor)."""
         self.made += 1
         function = partial(self._task.descend_stacked, batch=self._batches[0], lr=lr)
         if proximal is None:
@@ -254,10 +255,12 @@ class StackedBatches:
             outside_vmap(partial(function, pull=proximal[0]), self._row, theta, anchor=proximal[1])
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """Outputs in evaluation mode for the samples of a batch."""
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
     def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """The features of the samples of a batch."""
         here, task = self._batches[batch], self._task.with_features
         both = outside_vmap(partial(task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
         return self._task.features_of(both)

@@ -158,6 +158,7 @@ class Trials:
 
     @property
     def alive(self) -> list[Candidate]:
+        """The candidates that are still tried."""
         return [candidate for candidate in self.candidates if not candidate.stopped]
 
     @property

@@ -52,16 +52,19 @@ class StepBatches:
         return self._gradient(theta, self._batches[batch], objective, extra)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+        """One step of SGD in place, of the loss plus proximal[0]/2 · ‖theta - proximal[1]‖²."""
         gradient = self(theta)
         if proximal is not None:
             gradient = gradient + proximal[0] * (theta - proximal[1])
         theta.sub_(gradient, alpha=lr)
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """Outputs in evaluation mode for the samples of a batch."""
         here = self._batches[batch]
         return self._task.predict(theta, here.x, here.weight)
 
     def features(self, theta: Tensor, batch: int = 0) -> Tensor:
+        """The features of the samples of a batch."""
         here = self._batches[batch]
         return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
 

@@ -25,34 +25,64 @@ class Stored(Protocol):
     """The fields of a federation, for functions that its class itself is made of."""
 
     @property
-    def x(self) -> Inputs: ...
+    def x(self) -> Inputs:
+        """All clients' samples, end to end."""
+
     @property
-    def y(self) -> torch.Tensor: ...
+    def y(self) -> torch.Tensor:
+        """Their labels."""
+
     @property
-    def bounds(self) -> Indices: ...
+    def bounds(self) -> Indices:
+        """Where each client's splits begin and end, (M, 4)."""
+
     @property
-    def ids(self) -> tuple[str, ...]: ...
+    def ids(self) -> tuple[str, ...]:
+        """The clients' names."""
+
     @property
-    def groups(self) -> tuple[str, ...] | None: ...
+    def groups(self) -> tuple[str, ...] | None:
+        """The group of each client, where they have any."""
+
     @property
-    def classes(self) -> int | None: ...
+    def classes(self) -> int | None:
+        """How many classes there are; None in a regression."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What the data is called."""
+
     @property
-    def truth(self) -> dict[str, Array]: ...
+    def truth(self) -> dict[str, Array]:
+        """What is known to be true of each client of synthetic data."""
+
     @property
-    def notes(self) -> tuple[str, ...]: ...
+    def notes(self) -> tuple[str, ...]:
+        """What had to be bent to make this federation, for people to read."""
+
     @property
-    def constants(self) -> dict[str, torch.Tensor]: ...
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Constants that all clients share, such as word vectors or the means of a standardization."""
+
     @property
-    def class_names(self) -> tuple[str, ...] | None: ...
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the classes are called, where that is known."""
+
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """A hash of everything, by which runs tell data apart."""
+
     @property
-    def multi_label(self) -> bool: ...
+    def multi_label(self) -> bool:
+        """Whether samples have several labels each."""
+
     def __len__(self) -> int: ...
-    def starts(self, split: Split) -> Indices: ...
-    def sizes(self, split: Split) -> Indices: ...
+
+    def starts(self, split: Split) -> Indices:
+        """Where the split of each client begins, (M,)."""
+
+    def sizes(self, split: Split) -> Indices:
+        """How many samples each client has in a split, (M,)."""
 
 
 def split_index(split: Split) -> int:

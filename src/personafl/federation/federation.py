@@ -126,7 +126,8 @@ class Federation(FromArrays):
             `standard` is `standardized()`; `none` leaves the numbers as they are.
         missing
             `error`; or `fill`: numbers by the median and categories by the mode of the training rows, with a feature
-            0 or 1 for each column that has gaps. Labels, clients, groups, splits and times must be there.
+            0 or 1 for each column that has gaps; or `fill-all`: with such a feature for every column. Labels, clients,
+            groups, splits and times must be there.
         label_type
             `classes`, `numbers` (63 exam scores are numbers, not 63 classes), `multilabel`, or by what is in the
             column: `auto`.

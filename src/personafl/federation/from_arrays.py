@@ -34,12 +34,12 @@ from personafl.federation.splits import (
     sample_ranks,
     split_samples,
 )
-from personafl.federation.store import ClientStore
+from personafl.federation.store import SampleStore
 
 ROWS_AT_ONCE = 4_096
 
 
-class FromArrays(ClientStore):
+class FromArrays(SampleStore):
     """A federation from arrays, `.npz` files or torch Datasets."""
 
     @classmethod
@@ -98,7 +98,7 @@ class FromArrays(ClientStore):
         missing
             `error`; or `fill`: NaN in features (N, d) becomes the median of the training samples of all clients, and
             each feature that has gaps there gets another, after all others, that is 1 where it was missing and else 0.
-            What was filled in is in `constants`.
+            What was filled in is in `constants`. `fill-all`: with such a feature for every one, gaps or not.
         length : int, optional
             What samples of unequal length are padded to; left out, the longest.
         classes, name, truth, notes, constants, class_names
@@ -146,9 +146,9 @@ class FromArrays(ClientStore):
             notes=tuple(notes),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
-            scanned=missing == "fill",
+            scanned=missing != "error",
         )
-        return filled(made) if missing == "fill" else made
+        return made if missing == "error" else filled(made, missing=missing)
 
     @classmethod
     def from_clients(
@@ -214,9 +214,9 @@ class FromArrays(ClientStore):
             notes=(*padding_notes(brought, pieces), *(label_notes(labels, classes) if class_names is None else ())),
             constants=constants or {},
             class_names=None if class_names is None else tuple(class_names),
-            scanned=missing == "fill",
+            scanned=missing != "error",
         )
-        return filled(made) if missing == "fill" else made
+        return made if missing == "error" else filled(made, missing=missing)
 
     @classmethod
     def from_folder(

@@ -20,8 +20,12 @@ from personafl.federation.scaling import constant_name, is_training
 from personafl.inputs import part_name, parts, whole
 
 Fed = TypeVar("Fed", bound=Stored)
-Missing = Literal["error", "fill"]
-"""fill: by the median or mode of the training samples, and with a feature 0 or 1 for each column that has gaps."""
+Missing = Literal["error", "fill", "fill-all"]
+"""fill: by the median or mode of the training samples, and with a feature 0 or 1 for each column that has gaps.
+
+fill-all: with such a feature for every column, whether it has gaps or not, so that the shape does not depend on the
+data. Sites of a federation, who see nobody else's data, fill in like this.
+"""
 
 VALUE, INDICATOR = "missing_value", "missing_indicator"
 """The constants: what is filled in for each feature, and the features that have an indicator after them all."""
@@ -36,23 +40,31 @@ class Feature:
 
 
 def check_missing(missing: str) -> None:
-    """Refuse what is neither error nor fill."""
+    """Refuse what is not one of `Missing`."""
     if missing not in get_args(Missing):
-        raise ConfigError(f"missing = {missing!r}: must be error, or fill (by the training data's median or mode)")
+        raise ConfigError(
+            f"missing = {missing!r}: must be error, fill (by the training data's median or mode) or fill-all"
+        )
 
 
-def filled(fed: Fed, features: Mapping[str, Sequence[Feature]] | None = None) -> Fed:
-    """A federation whose x has NaN for what is missing, filled in; `features` are the columns that inputs are made of.
+def filled(fed: Fed, features: Mapping[str, Sequence[Feature]] | None = None, missing: Missing = "fill") -> Fed:
+    """A federation whose x has NaN for what is missing, filled in.
 
-    Of several inputs, those that are floats and are named in `features`, or all of them.
+    Parameters
+    ----------
+    features
+        The columns that inputs are made of. Of several inputs, those that are floats and are named here are filled in,
+        and others that lack a value.
+    missing
+        With `fill-all`, all inputs that are floats (N, d) are filled in, and every feature has an indicator.
     """
     constants: dict[str, torch.Tensor] = {}
     gaps: list[str] = []
-    for name, value in _with_gaps(fed, features or {}).items():
+    for name, value in _with_gaps(fed, features or {}, missing == "fill-all").items():
         if value.ndim != 2:
             what, shape = part_name(name), tuple(value.shape)
             raise DataError(f"missing = 'fill' is for features (N, d), and {what} has shape {shape}; use error")
-        found, lacking = _learned(fed, value, (features or {}).get(name) or ())
+        found, lacking = _learned(fed, value, (features or {}).get(name) or (), missing == "fill-all")
         constants |= {constant_name(what, name): constant for what, constant in found.items()}
         gaps += lacking
     if not constants:
@@ -69,11 +81,13 @@ def filled(fed: Fed, features: Mapping[str, Sequence[Feature]] | None = None) ->
     return made
 
 
-def _with_gaps(fed: Stored, features: Mapping[str, Sequence[Feature]]) -> dict[str, torch.Tensor]:
+def _with_gaps(fed: Stored, features: Mapping[str, Sequence[Feature]], every: bool) -> dict[str, torch.Tensor]:
     """The floats; of several inputs those that are columns of a table, and others that lack a value."""
     floats = {name: value for name, value in parts(fed.x).items() if value.is_floating_point()}
     if not isinstance(fed.x, dict):
         return floats
+    if every:
+        return {n: value for n, value in floats.items() if value.ndim == 2 or bool(torch.isnan(value).any())}
     return {name: value for name, value in floats.items() if name in features or bool(torch.isnan(value).any())}
 
 
@@ -84,7 +98,7 @@ def _filled_part(value: torch.Tensor, constants: Mapping[str, torch.Tensor], nam
 
 
 def _learned(
-    fed: Stored, value: torch.Tensor, features: Sequence[Feature]
+    fed: Stored, value: torch.Tensor, features: Sequence[Feature], every: bool
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The constants of one input, and which features have gaps."""
     columns = features or [Feature(str(j)) for j in range(value.shape[1])]
@@ -97,8 +111,9 @@ def _learned(
         if not len(known):
             raise DataError(f"feature {column.name!r} has no value in any training sample; leave it out")
         values[first : first + column.width] = _usual(known)
-        if len(known) < len(block):
+        if every or len(known) < len(block):
             indicators.append(first)
+        if len(known) < len(block):
             gaps.append(f"{column.name} ({len(block) - len(known)})")
         first += column.width
     return {VALUE: torch.from_numpy(values), INDICATOR: torch.tensor(indicators, dtype=torch.int64)}, gaps

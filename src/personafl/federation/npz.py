@@ -109,6 +109,7 @@ def _read_npy(
 
 
 def check_member(what: str, info: zipfile.ZipInfo) -> None:
+    """Refuse a member of an archive that is packed in an unusual way, or claims too many bytes."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{what} is compressed in an unusual way; pack it with deflate, as numpy.savez_compressed does")
     if info.file_size > max(info.compress_size, 1) * MOST_INFLATION:
@@ -116,6 +117,7 @@ def check_member(what: str, info: zipfile.ZipInfo) -> None:
 
 
 def check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
+    """Refuse an array of another shape; None stands for any size of at least 1."""
     if shape is None and min(found, default=0) >= 0:
         return
     shape = shape or ()
@@ -128,5 +130,6 @@ def check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
 
 
 def damaged(file: Path, error: BaseException) -> DataError:
+    """The error for a file that cannot be read."""
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     return DataError(f"cannot read {file}: {reason[:200]}; get the file again")

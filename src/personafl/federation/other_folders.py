@@ -50,6 +50,7 @@ class Brought:
 
 
 def check_format(value: str) -> None:
+    """Refuse a format that is not known."""
     if value not in get_args(Format):
         raise ConfigError(f"format = {value!r} must be {', '.join(get_args(Format)[:-1])} or {get_args(Format)[-1]}")
 

@@ -170,6 +170,7 @@ def check_counts(partition: Partition, *settings: str) -> None:
 
 
 def check_sigma(partition: Partition, sigma: float) -> None:
+    """Refuse a standard deviation that is negative or too large."""
     if not 0 <= sigma <= 1e6:
         raise ConfigError(
             f"partition {partition.name}: sigma = {sigma} must be in 0 to 1e6: it is the standard deviation "
@@ -178,6 +179,7 @@ def check_sigma(partition: Partition, sigma: float) -> None:
 
 
 def check_enough(partition: Partition, samples: int, needed: int) -> None:
+    """Refuse data with too few samples for the clients."""
     if samples < needed:
         raise DataError(
             f"partition {partition.name} needs at least {needed} samples for its clients and the data has "

@@ -39,7 +39,7 @@ _NAMES = _RECONSTRUCT | _SCALAR | _FROM_BUFFER | {"numpy.ndarray", "numpy.dtype"
 
 
 def read_pickle(content: bytes, what: str, keys: Sequence[str]) -> dict[str, Any]:
-    """These entries of a pickled dict: lists, numbers, text, and numpy arrays of numbers, at the top or in lists.
+    r"""These entries of a pickled dict: lists, numbers, text, and numpy arrays of numbers, at the top or in lists.
 
     Byte strings of Python 2 are text here: each byte is a character. Text in protocol 0 must be ASCII. Nothing is
     executed, and an array takes no more memory than its bytes take in the file.
@@ -55,9 +55,9 @@ def read_pickle(content: bytes, what: str, keys: Sequence[str]) -> dict[str, Any
 
     Examples
     --------
-    >>> read_pickle(b"(dp1\\nS'labels'\\np2\\n(lp3\\nI6\\naI9\\nas.", "a batch", ["labels"])
+    >>> read_pickle(b"(dp1\nS'labels'\np2\n(lp3\nI6\naI9\nas.", "a batch", ["labels"])
     {'labels': [6, 9]}
-    >>> read_pickle(b"cos\\nsystem\\n(S'id'\\ntR.", "a batch", ["labels"])
+    >>> read_pickle(b"cos\nsystem\n(S'id'\ntR.", "a batch", ["labels"])
     Traceback (most recent call last):
     ...
     personafl.errors.DataError: a batch asks for os.system, which no array needs; get the file again

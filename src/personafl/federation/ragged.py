@@ -41,6 +41,7 @@ class Ragged:
 
     @property
     def dtype(self) -> Any:
+        """The type of the values."""
         return self.values.dtype
 
     @property

@@ -29,7 +29,7 @@ from personafl.streams import name_key
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ClientStore:
+class SampleStore:
     """The fields of a `Federation`, which documents them, checked when they are set."""
 
     x: Inputs

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import SPLITS, Indices, stored_features, stored_labels
 from personafl.federation.labels import label_notes
-from personafl.federation.missing import Feature, filled
+from personafl.federation.missing import Feature, Missing, filled
 from personafl.federation.partition import Partition
 from personafl.federation.ragged import equal_length, padding_notes
 from personafl.federation.splits import bounds_of, dealt_clients, groups_of_clients, sample_ranks, split_samples
@@ -50,7 +50,8 @@ _MOST_CATEGORIES = 1_000
 class Selection(Protocol):
     """A partition that leaves samples with their owners and only picks among these, such as `Natural`."""
 
-    def keep(self, owners: NDArray[Any]) -> tuple[NDArray[np.bool_], list[str]]: ...
+    def keep(self, owners: NDArray[Any]) -> tuple[NDArray[np.bool_], list[str]]:
+        """Which samples stay, given the owner of each, and notes on what was left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,8 @@ class Rows:
         The columns that each input is made of, where what is missing is filled in.
     notes : list of str
         What was left out, for people to read.
+    missing
+        How what is missing is filled in.
     """
 
     x: NDArray[Any] | dict[str, NDArray[Any]]
@@ -90,6 +93,7 @@ class Rows:
     time: NDArray[Any] | None
     fill: dict[str, list[Feature]] | None
     notes: list[str]
+    missing: Missing = "error"
 
     def federation(
         self,
@@ -135,7 +139,7 @@ class Rows:
             notes=tuple(notes),
             scanned=self.fill is not None,
         )
-        made = made if self.fill is None else filled(made, self.fill)
+        made = made if self.fill is None else filled(made, self.fill, self.missing)
         return made.standardized() if normalize == "standard" else made
 
     def _kept(self, kept: NDArray[np.bool_], notes: Sequence[str]) -> Rows:
@@ -173,7 +177,7 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
     texts: dict[str, list[pa.Array]] = {name: [] for name in (*named, *columns.labels)}
     times: list[pa.Array] = []
     part: list[Indices] = []
-    may_lack = columns.categorical if columns.missing == "fill" else ()
+    may_lack = columns.categorical if columns.missing != "error" else ()
     room = _memory()
     for table in tables:
         check_columns(table, columns, features)
@@ -183,10 +187,10 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
                 continue
             if groups:
                 read = (group for group in groups if group.kind != "codes")
-                x.append({group.name: group.read(batch, table, row, columns.missing == "fill") for group in read})
+                x.append({group.name: group.read(batch, table, row, columns.missing != "error") for group in read})
             else:
                 places = [Place(table, name, row) for name in features]
-                x.append({"": matrix(batch, places, isinstance(columns.features, str), columns.missing == "fill")})
+                x.append({"": matrix(batch, places, isinstance(columns.features, str), columns.missing != "error")})
                 if x[-1][""].shape[1:] != x[0][""].shape[1:]:
                     raise DataError(
                         f"{table.where}: features have shape {x[-1][''].shape[1:]} from row {row + 1} on, expected "
@@ -229,8 +233,9 @@ def read_rows(tables: Sequence[Table], columns: Columns) -> Rows:
         groups=None if columns.group is None else _groups(ids, owner, *codes[columns.group]),
         part=np.concatenate(part) if tables[0].split else _parts(columns.split, codes, tables[0]),
         time=None if columns.time is None else np.concatenate(times),
-        fill=made_of if columns.missing == "fill" else None,
+        fill=made_of if columns.missing != "error" else None,
         notes=[*notes, *label_note],
+        missing=columns.missing,
     )
 
 

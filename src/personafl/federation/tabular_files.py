@@ -135,9 +135,9 @@ def _open_csv(path: Path) -> Table:
 
 
 def _dialect(beginning: bytes) -> tuple[str, str]:
-    """What separates the columns and what the decimals: commas and points, unless the first lines say otherwise.
+    r"""What separates the columns and what the decimals: commas and points, unless the first lines say otherwise.
 
-    >>> _dialect(b"age;dose\\n31;0,5\\n"), _dialect(b"age;dose\\n31;0.5\\n"), _dialect(b"age,dose\\n31,0.5\\n")
+    >>> _dialect(b"age;dose\n31;0,5\n"), _dialect(b"age;dose\n31;0.5\n"), _dialect(b"age,dose\n31,0.5\n")
     ((';', ','), (';', '.'), (',', '.'))
     """
     header, _, rest = beginning.decode("utf-8", "replace").partition("\n")

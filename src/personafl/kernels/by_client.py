@@ -60,6 +60,8 @@ def linear_rows(x: Tensor, axis: int, clients: int, weight: Tensor, bias: Tensor
 
 
 class Linear(ByClient, nn.Linear):
+    """A product for each client, as one batched product."""
+
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() == 2:  # frozen
             return _affine(F.linear(x, self.weight), self._axis(x), self._clients(), None, self.bias)
@@ -67,6 +69,8 @@ class Linear(ByClient, nn.Linear):
 
 
 class Bilinear(ByClient, nn.Bilinear):
+    """`nn.Bilinear` for each client."""
+
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
         left, right = self._apart(input1), self._apart(input2)
         out = torch.einsum("kb...i,koij,kb...j->kb...o", left, self.weight, right)
@@ -102,24 +106,32 @@ def _affine(x: Tensor, axis: int, clients: int, weight: Tensor | None, bias: Ten
 
 
 class LayerNorm(ByClient, nn.LayerNorm):
+    """The normalization of torch, with scale and shift of each client."""
+
     def forward(self, input: Tensor) -> Tensor:
         x = F.layer_norm(input, self.normalized_shape, None, None, self.eps)
         return _affine(x, self._axis(input), self._clients(), self.weight, self.bias)
 
 
 class RMSNorm(ByClient, nn.RMSNorm):
+    """The normalization of torch, with the scale of each client."""
+
     def forward(self, x: Tensor) -> Tensor:
         normal = F.rms_norm(x, self.normalized_shape, None, self.eps)
         return _affine(normal, self._axis(x), self._clients(), self.weight, None)
 
 
 class GroupNorm(ByClient, nn.GroupNorm):
+    """The normalization of torch, with scale and shift of each client."""
+
     def forward(self, input: Tensor) -> Tensor:
         x = F.group_norm(input, self.num_groups, None, None, self.eps)
         return _affine(x, self._axis(input), self._clients(), self.weight, self.bias, input.dim() - 2)
 
 
 class InstanceNorm(ByClient, _InstanceNorm):
+    """The normalization of torch, with scale and shift of each client."""
+
     def forward(self, input: Tensor) -> Tensor:
         x = F.instance_norm(input, eps=self.eps)
         return _affine(x, self._axis(input), self._clients(), self.weight, self.bias, input.dim() - 2)
@@ -156,6 +168,8 @@ class BatchNorm(ByClient, WeightedBatchNorm):
 
 
 class Embedding(ByClient, nn.Embedding):
+    """The tables of all clients as one, with an offset for each client."""
+
     def forward(self, input: Tensor) -> Tensor:
         axis, clients = self.frame.axis(self, input), self._clients()
         if axis is None:
@@ -182,6 +196,8 @@ def _untrained(vectors: Tensor, which: Tensor) -> Tensor:
 
 
 class EmbeddingBag(ByClient, nn.EmbeddingBag):
+    """As `Embedding`, for bags of tokens."""
+
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         if offsets is not None:
             raise NoRows(f"layer {self.path!r} takes offsets into one list of tokens")
@@ -245,16 +261,21 @@ class Convolution(ByClient, _ConvNd):
         return plain and self.in_channels <= FEW_CHANNELS
 
 
-class Conv1d(Convolution, nn.Conv1d): ...
+class Conv1d(Convolution, nn.Conv1d):
+    """`nn.Conv1d` for each client."""
 
 
-class Conv2d(Convolution, nn.Conv2d): ...
+class Conv2d(Convolution, nn.Conv2d):
+    """`nn.Conv2d` for each client."""
 
 
-class Conv3d(Convolution, nn.Conv3d): ...
+class Conv3d(Convolution, nn.Conv3d):
+    """`nn.Conv3d` for each client."""
 
 
 class Transposed(ByClient, _ConvTransposeNd):
+    """A transposed convolution, for one client after another."""
+
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         axes = input.dim() - 2
         padding = self._output_padding(

@@ -42,6 +42,7 @@ class ClientTensor(Tensor):
 
     @staticmethod
     def of(values: Tensor, frame: Frame) -> ClientTensor:
+        """A tensor of K clients, (K, ...), that looks like one of them."""
         shown = torch.empty(values.shape[1:], dtype=values.dtype, device="meta")
         out: ClientTensor = shown.as_subclass(ClientTensor)
         out.carried, out.frame = values, frame

@@ -39,6 +39,7 @@ class Frame:
         self, key: Tensor | None, weight: Tensor | None, clients: int | None = None, rows: int = 0,
         fixed: bool = False, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
+        """Begin a pass through the model, with keys of randomness and weights of samples, see the class."""
         self.key, self.weight, self._calls, self.clients, self.rows = key, weight, 0, clients, rows
         self.fixed, self.recorder, self._operations = fixed, recorder, 0
 
@@ -51,6 +52,7 @@ class Frame:
         return nullcontext() if self.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
 
     def next_call(self) -> int:
+        """The number of the next draw of random numbers in this pass, from 1."""
         self._calls += 1
         return self._calls
 
@@ -72,6 +74,7 @@ class Frame:
         return axes
 
     def rows_of(self, value: Any) -> int | None:
+        """Which of the first two axes is a multiple of the rows of this pass long; None where neither is."""
         if not isinstance(value, Tensor):
             return None
         return next((axis for axis in range(min(2, value.dim())) if value.shape[axis] % self.rows == 0), None)

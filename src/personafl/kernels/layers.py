@@ -19,7 +19,7 @@ from personafl.errors import ModelError
 from personafl.kernels.batch_norm import WeightedBatchNorm as WeightedBatchNorm
 from personafl.kernels.batch_norm import tracked_layers, weighted
 from personafl.kernels.frame import Frame as Frame
-from personafl.kernels.randomness import GAMMA, M1, scrambled, uniform
+from personafl.kernels.randomness import GAMMA, M1, at_least
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -42,8 +42,8 @@ class KeyedDropout(nn.Module):
         key, position = self.frame.key, torch.arange(math.prod(shape), device=x.device).view(shape)
         if self.frame.clients is not None:
             key, position = _of_clients(self.frame, self.frame.axis(self, x), shape, x.device)
-        value = uniform(scrambled((key ^ self.frame.next_call()) * M1 + position * GAMMA))
-        return x * (value.view(shape) >= self.p).to(x.dtype) / (1.0 - self.p)
+        kept = at_least((key ^ self.frame.next_call()) * M1 + position * GAMMA, self.p)
+        return x * kept.view(shape).to(x.dtype) / (1.0 - self.p)
 
 
 class RandomSlopes(nn.Module):

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 _FREE = (nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid)  # slopes that follow from what the layer puts out
 
 
-class Chain:
+class MLPKernel:
     """The layers of a module, in order.
 
     `params` below are the parameters of all layers in order, each with a leading axis K.
 
-    >>> chain = Chain([nn.Linear(3, 2)])
-    >>> weight, bias = chain.gradients([torch.zeros(5, 2, 3), torch.zeros(5, 2)], torch.ones(5, 4, 3), torch.ones_like)
+    >>> kernel = MLPKernel([nn.Linear(3, 2)])
+    >>> weight, bias = kernel.gradients([torch.zeros(5, 2, 3), torch.zeros(5, 2)], torch.ones(5, 4, 3), torch.ones_like)
     >>> bias[0]
     tensor([4., 4.])
     """
@@ -31,11 +31,11 @@ class Chain:
         self._lowest = next(i for i, layer in enumerate(layers) if type(layer) is nn.Linear)
 
     @staticmethod
-    def of(module: nn.Module) -> Chain | None:
-        """A module as a chain, or None where it has layers of other kinds."""
+    def of(module: nn.Module) -> MLPKernel | None:
+        """The kernel of a module, or None where it has layers of other kinds."""
         layers = _layers(module)
         known = all(type(layer) in (nn.Linear, *_FREE) for layer in layers)
-        return Chain(layers) if known and any(type(layer) is nn.Linear for layer in layers) else None
+        return MLPKernel(layers) if known and any(type(layer) is nn.Linear for layer in layers) else None
 
     def gradients(self, params: Sequence[Tensor], x: Tensor, slope: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Those of all `params`, where `slope(outputs)` is the gradient with respect to the outputs (K, B, …)."""

@@ -17,7 +17,7 @@ from personafl.kernels.client_task import Batch as Batch
 from personafl.kernels.client_task import ClientTask
 from personafl.kernels.losses import Objective as Objective
 from personafl.kernels.losses import mean_losses, weighted
-from personafl.kernels.mlp import Chain
+from personafl.kernels.mlp import MLPKernel
 from personafl.kernels.stacked_model import Move, Plan, StackedModel
 from personafl.kernels.statistics import Recorder, running
 from personafl.kernels.together import Together
@@ -66,7 +66,7 @@ class Task(ClientTask):
         super().__init__(module, loss, metrics)
         tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters()))
         self.stacks_natively = stacking.supports(self._training) and not tied
-        self._chain = Chain.of(self._training)
+        self._mlp = MLPKernel.of(self._training)
         self._together: Together | None = None
 
     def copy(self) -> Task:
@@ -123,9 +123,9 @@ class Task(ClientTask):
         def slope(outputs: Tensor) -> Tensor:
             return _slope(objective, outputs, batch.y, batch.weight, extra)
 
-        if native and self._chain is not None:
+        if native and self._mlp is not None:
             with torch.no_grad():
-                return self._chain.gradients(list(params.values()), batch.x, slope)  # type: ignore[arg-type]
+                return self._mlp.gradients(list(params.values()), batch.x, slope)  # type: ignore[arg-type]
         with torch.enable_grad():
             leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
             if way is None:

@@ -17,6 +17,7 @@ from personafl.inputs import Shape, shape_text
 from personafl.models.base import Model
 from personafl.models.cnn import CNN, FemnistCNN
 from personafl.models.linear import MCLR, MLP, LinearModel
+from personafl.models.lora import LoRA
 from personafl.models.lstm import LSTMModel
 from personafl.plugins import why
 from personafl.registry import Registry, old_spellings
@@ -30,13 +31,15 @@ __all__ = [
     "FemnistCNN",
     "LSTMModel",
     "LinearModel",
+    "LoRA",
     "Model",
     "default_model",
     "initial_weights",
     "initialize",
 ]
 
-MODELS = Registry("model", "personafl.models", [MCLR, MLP, CNN, FemnistCNN, LSTMModel, LinearModel], needs=("build",))
+_OWN = [MCLR, MLP, CNN, FemnistCNN, LSTMModel, LinearModel, LoRA]
+MODELS = Registry("model", "personafl.models", _OWN, needs=("build",))
 
 __getattr__ = old_spellings(
     __name__, {"Cnn": "CNN", "FemnistCnn": "FemnistCNN", "LstmModel": "LSTMModel", "Mclr": "MCLR", "Mlp": "MLP"}
@@ -54,8 +57,8 @@ def initialize(model: Model, shape: Shape, outputs: int, seed: int, constants: M
         The model cannot read samples of this shape, or lacks a constant that the data should bring.
     """
     with initial_weights(seed):
-        if not isinstance(shape, dict):
-            return model.build(shape, outputs, constants)
+        if not isinstance(shape, dict) or getattr(model, "named_inputs", False):
+            return model.build(shape, outputs, constants)  # type: ignore[arg-type]
         try:
             return model.build(shape, outputs, constants)  # type: ignore[arg-type]
         except Exception as error:  # of a model that was written for one tensor, whatever it stumbles over

@@ -25,6 +25,7 @@ class CNN:
     name: ClassVar[str] = "cnn"
 
     def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The network for samples of this shape, with so many outputs."""
         before, channels, height, width = image(self.name, shape, smallest=16)
         rest = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         return nn.Sequential(
@@ -55,6 +56,7 @@ class FemnistCNN:
         check("model.hidden", self.hidden, self.hidden >= 1, "at least 1")
 
     def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The network for samples of this shape, with so many outputs."""
         before, channels, height, width = image(self.name, shape, smallest=4)
         return nn.Sequential(
             *before,

@@ -23,6 +23,7 @@ class MCLR:
     name: ClassVar[str] = "mclr"
 
     def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The network for samples of this shape, with so many outputs."""
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
@@ -44,6 +45,7 @@ class MLP:
         check("model.dropout", self.dropout, 0 <= self.dropout < 1, "in [0, 1)")
 
     def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The network for samples of this shape, with so many outputs."""
         layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(shape)
         for following in self.hidden:
@@ -60,4 +62,5 @@ class LinearModel:
     name: ClassVar[str] = "linear"
 
     def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The network for samples of this shape, with so many outputs."""
         return nn.Linear(math.prod(shape), outputs, bias=False)

@@ -40,6 +40,7 @@ class LSTMModel:
         check("model.layers", self.layers, self.layers >= 1, "at least 1")
 
     def build(self, shape: Sequence[int], outputs: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:
+        """The network for samples of this shape, with so many outputs."""
         if len(shape) not in (1, 2) or 0 in shape:
             raise misfit(self.name, "token ids (steps,) or vectors (steps, features)", shape)
         net: OrderedDict[str, nn.Module] = OrderedDict()

@@ -79,8 +79,12 @@ class Backbone(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
         with torch.no_grad():
-            features = self._pooled(self.module(*args, **named), named).float()
-            return F.normalize(features, dim=1) if self.normalize else features
+            return self.pooled(*args, **named)
+
+    def pooled(self, *args: Any, **named: Any) -> Tensor:
+        """The same with gradients, for adapters inside of the module."""
+        features = self._pooled(self.module(*args, **named), named).float()
+        return F.normalize(features, dim=1) if self.normalize else features
 
     def features(self, x: Inputs) -> Tensor:
         """The features of some samples, or an error that says what does not fit."""

@@ -37,7 +37,7 @@ _NAMES = {"x": "input_ids", "mask": "attention_mask"}
 
 def hub_folder(name: str, revision: str | None = None) -> Path:
     """The folder of a model of the Hugging Face hub, in the hub's own cache; downloaded where it is not there."""
-    hub = _package("huggingface_hub", f"the backbone {name!r} is no file or folder, and the hub")
+    hub = package("huggingface_hub", f"the backbone {name!r} is no file or folder, and the hub")
     try:
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except Exception as error:  # no network, no such model, a name that cannot be one
@@ -61,7 +61,7 @@ def weights_hash(folder: Path) -> str:
 
 def read_model(folder: Path) -> nn.Module:
     """The model in a folder, without the head of its task."""
-    transformers = _package("transformers", f"the model in {folder}")
+    transformers = package("transformers", f"the model in {folder}")
     _check_config(folder / "config.json")
     quiet = transformers.utils.logging
     before = quiet.get_verbosity()
@@ -92,14 +92,15 @@ def read_tokenizer(folder: Path) -> Any:
     """The tokenizer in a folder; None where there is none."""
     if not any((folder / name).is_file() for name in _TOKENIZER):
         return None
-    transformers = _package("transformers", f"the tokenizer in {folder}")
+    transformers = package("transformers", f"the tokenizer in {folder}")
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise ModelError(f"transformers cannot read the tokenizer in {folder}: {_first_line(error)}") from error
 
 
-def _package(name: str, what: str) -> Any:
+def package(name: str, what: str) -> Any:
+    """A package that is not needed by everybody, or an error that says for what it is."""
     import importlib
 
     try:

@@ -50,6 +50,7 @@ class Federations:
             each.kept = np.unique(np.linspace(0, each.count - 1, min(each.count, most)).round().astype(np.int64))
 
     def kept(self, number: int) -> Ints:
+        """The positions of the clients that are shown one by one."""
         return self._made[number].kept
 
     def order(self, number: int) -> tuple[Ints, str]:
@@ -57,6 +58,7 @@ class Federations:
         return self._made[number].order()
 
     def tables(self) -> list[dict[str, Any]]:
+        """What the page gets of each federation: its clients, their sizes, groups and shares of classes."""
         several = len({seed for seed, _, _ in (f.key for f in self._made)}) < len(self._made)
         return [each.table(several) for each in self._made]
 
@@ -133,8 +135,7 @@ class _Federation:
 
 
 def client_values(run: Run, kept: Ints, measure: Measure) -> dict[str, Any]:
-    """Each client's value with its personalized and the global model, its other metrics, and what the algorithm
-    reports of it."""
+    """Each client's value with both of its models, its other metrics, and what the algorithm reports of it."""
     table = run.clients()
     known_otherwise = _COMMON | _SAID_OTHERWISE
     known_otherwise |= {f"{who}_{m.name}" for who in WHO for m in run.measures} - {

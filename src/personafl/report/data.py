@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from personafl.errors import PersonaflError
 from personafl.metrics.measures import LOSS, Measure
 from personafl.report.clients import Federations, client_values
+from personafl.report.fits import fit_data
 from personafl.report.methods import collaboration, detection, distillation, uncertainty
 from personafl.report.numbers import rounded
 from personafl.report.origin import again, facts, settings
@@ -77,6 +78,7 @@ def _made(found: Reported) -> dict[str, Any]:
         ],
         "runs": runs,
         "judgement": _judged(judgement, tuple(found.comparison.get("added", ()))) if judgement else None,
+        "fit": fit_data(found.comparison.get("fit", {}), list(found.methods), federations.kept(0)) if runs else None,
         "searches": found.comparison.get("searches", []),
         "curves": [
             c for number, mine in enumerate(found.methods.values()) for c in curves(number, [*mine.values()], shown)

@@ -15,6 +15,8 @@ const state = {
 };
 const SECTIONS = [
   ["answer", "Answer"],
+  ["choice", "For whom"],
+  ["searched", "Search"],
   ["numbers", "Numbers"],
   ["learning", "Learning"],
   ["spread", "Clients"],
@@ -44,7 +46,9 @@ function start() {
   const has = {
     answer: data.judgement && served,
     numbers: data.judgement,
-    learning: data.curves.length,
+    choice: data.fit,
+    searched: data.fit,
+    learning: data.curves.length && !data.fit,
     spread: served,
     pairs: pairOptions().length > 1,
     "data-of-clients": trained,
@@ -61,8 +65,15 @@ function start() {
   );
   drawn = [];
   if (has.answer) {
-    drawVerdicts();
+    if (data.fit) drawFitCards();
+    else drawVerdicts();
     if (data.methods.length > 1) figure("dots");
+  }
+  if (data.fit) {
+    figure("weights");
+    drawChoice();
+    figure("trials");
+    drawTried();
   }
   if (has.numbers) drawNumbers();
   if (has.learning) {
@@ -122,7 +133,9 @@ function settle() {
     state.measure = measures.includes(data.measure.key) ? data.measure.key : measures[0];
   if (!data.federations[state.federation]) state.federation = 0;
   if (!data.collaboration[state.matrix]) state.matrix = 0;
-  const best = data.judgement
+  const best = data.fit
+    ? pairOptions()[0]
+    : data.judgement
     ? pairOptions().find((o) => o.who === data.judgement.best_model && nameOf(o.method) === data.judgement.best)
     : null;
   if (!pairs.includes(state.pairY)) state.pairY = (best && best.key) || pairs[0];

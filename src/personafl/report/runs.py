@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from personafl.errors import RunError
+from personafl.report.fits import ROW_OF
 from personafl.runs.run import Run
 from personafl.study.judgement import by_method, open_runs
 
-SUMMARY = "comparison.json"
+SUMMARY, FIT = "comparison.json", "fit.json"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Reported:
 
     @property
     def runs(self) -> list[tuple[str, int, Run]]:
+        """All evaluated runs, as (method, seed, run)."""
         return [(method, seed, run) for method, runs in self.methods.items() for seed, run in runs.items()]
 
 
@@ -47,6 +49,8 @@ def find_runs(paths: Sequence[Path]) -> Reported:
     title = paths[0].resolve().name if len(paths) == 1 else ", ".join(p.resolve().name for p in paths[:3])
     title += f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     summaries = {path: _summary(path) for path in paths}
+    if len(paths) == 1 and (fitted := fit_of(paths[0])):
+        return _of_fit(paths[0], fitted, title)
     if len(paths) == 1 and (comparison := summaries[paths[0]]):
         listed = _listed(paths[0], comparison)
         methods = {m: {seed: Run(folder) for seed, folder in runs.items()} for m, runs in listed.items()}
@@ -65,6 +69,36 @@ def find_runs(paths: Sequence[Path]) -> Reported:
     left = {run.path for run in waiting}
     methods = {m: {seed: run for seed, run in runs.items() if run.path not in left} for m, runs in methods.items()}
     return Reported({m: runs for m, runs in methods.items() if runs}, title, waiting, comparison, others)
+
+
+def fit_of(path: Path) -> dict[str, Any]:
+    """fit.json of the folder of a fit; nothing for other folders."""
+    file = path / FIT
+    if not file.is_file() or not (path / "run.toml").is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        names = [model["folder"] for model in found["finalists"]]
+        labels = [model["label"] for model in found["finalists"]]
+        ok = all(isinstance(name, str) and Path(name).name == name for name in names) and len(set(labels)) == len(names)
+    except (OSError, ValueError, KeyError, TypeError):
+        ok = False
+    if not ok:
+        raise RunError(f"{file} cannot be read: make it again with personafl fit --resume")
+    return dict(found)
+
+
+def _of_fit(path: Path, fitted: dict[str, Any], title: str) -> Reported:
+    """A fit beside its finalists; one model for all is that of fedavg's run, whose row of the global model says it."""
+    fit = Run(path)
+    seed = int(fit.manifest["seed"])
+    methods = {"fit": {seed: fit}}
+    for model in fitted["finalists"]:
+        name = ROW_OF.get(model["label"], model["label"])
+        methods.setdefault(name, {seed: Run(path / "candidates" / model["folder"])})
+    _check([run for runs in methods.values() for run in runs.values()])
+    comparison = {"added": [], "failures": [], "searches": [], "fit": fitted}
+    return Reported(methods, title, comparison=comparison)
 
 
 def _summary(path: Path) -> dict[str, Any]:

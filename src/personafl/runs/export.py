@@ -191,14 +191,16 @@ def _write_safetensors(module: nn.Module, example: Inputs, path: Path) -> None:
 
 
 class _ByName(nn.Module):
-    """A module whose inputs have names that its forward does not list, with a signature that lists them."""
+    """A module whose forward takes anything, with a signature that lists its inputs."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str], one: bool) -> None:
         super().__init__()
         self.module = module
         keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
         def forward(*args: Any, **named: Any) -> Any:
+            if one:
+                return module(*args, *named.values())
             return module(**dict(zip(names, args, strict=False)), **named)
 
         forward.__signature__ = inspect.Signature([inspect.Parameter(n, keyword) for n in names])  # type: ignore[attr-defined]
@@ -206,8 +208,10 @@ class _ByName(nn.Module):
 
 
 def _listed(module: nn.Module, example: Inputs) -> nn.Module:
-    named = isinstance(module, PretrainedModel) and isinstance(example, dict)
-    return _ByName(module, list(example)) if named else module
+    takes = {each.kind for each in inspect.signature(module.forward).parameters.values()}
+    one = not isinstance(example, dict)
+    anything = inspect.Parameter.VAR_POSITIONAL if one else inspect.Parameter.VAR_KEYWORD
+    return _ByName(module, ["x"] if one else list(example), one) if anything in takes else module
 
 
 def _program(module: nn.Module, example: Inputs) -> torch.export.ExportedProgram:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -19,13 +20,14 @@ from personafl.algorithms import ALGORITHMS, Algorithm
 from personafl.algorithms.extras import trained_task
 from personafl.checks import path_of
 from personafl.engines.loop import LoopEngine
-from personafl.errors import ConfigError, DataError, ModelError, RunError
+from personafl.errors import ConfigError, DataError, ModelError, PersonaflError, RunError
 from personafl.federation import Federation
 from personafl.federation.scaling import standardized_as
 from personafl.files import write_atomically
 from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
-from personafl.models import MODELS, initialize
+from personafl.metrics.inputs import Floats
+from personafl.models import MODELS, LoRA, initialize
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
@@ -190,10 +192,23 @@ class Run(RunTables):
         metadata = {"clients": json.dumps(list(clients))}  # several keys would come in an order that changes
         write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
+    def write_newcomers(self, path: Path, federation: Federation) -> dict[str, Floats]:
+        """Personalize for all newcomers of a federation and write their models.
+
+        Returns
+        -------
+        dict
+            What `Engine.evaluate` says of them, on the test samples that they brought.
+        """
+        models = self.personalize_all(federation)
+        self.save_models(path, models, federation.ids)
+        return self.newcomer_engine(federation).evaluate(models, np.arange(len(federation)), "test")
+
     # --- what the run was made of ----------------------------------------------------------------------------
 
     @property
     def algorithm(self) -> Algorithm:
+        """The algorithm with its hyper-parameters."""
         if self._algorithm is None:
             found: Algorithm = self._known("algorithm", ALGORITHMS)
             self._algorithm = found
@@ -249,6 +264,7 @@ class Run(RunTables):
 
     @property
     def task(self) -> Task:
+        """The model with its loss and metrics."""
         if self._task is None:
             resolved = self.manifest["resolved"]
             module = self._module
@@ -257,16 +273,27 @@ class Run(RunTables):
                 if "class" in described and "name" not in described:  # it was made in Python
                     give = how_to_give(self.manifest, self.path)
                     raise RunError(f"{self.path} trained a {described['class']}: give it, {give}")
-                model = self._known("model", MODELS)
-                module = initialize(
-                    model,
-                    read_shape(resolved["input_shape"]),
-                    resolved["outputs"],
-                    int(self.manifest["seed"]),
-                    self.constants,
-                )
+                module = self._made(resolved)
             self._task = self.wrapped(Task(module, self._kind()))
         return self._task
+
+    def _made(self, resolved: Mapping[str, Any]) -> nn.Module:
+        """The module of a model by name; one with a frozen part is compared with that of the run."""
+        model = self._known("model", MODELS)
+        if isinstance(model, LoRA) and isinstance(self._backbone, str | Path):
+            model = replace(model, path=str(self._backbone))
+        try:
+            shape = read_shape(resolved["input_shape"])
+            made = initialize(model, shape, resolved["outputs"], int(self.manifest["seed"]), self.constants)
+            if isinstance(model, LoRA):
+                check_fits(made, self.folder, self.manifest)
+        except PersonaflError as error:
+            if isinstance(model, LoRA):
+                raise RunError(
+                    f"{self.path}: {error}; load_run(…, backbone=…), --backbone PATH name another"
+                ) from error
+            raise
+        return made
 
     def wrapped(self, task: Task) -> Task:
         """A task with the user's module as the run's algorithm trains it, where the algorithm is known here."""
@@ -307,12 +334,14 @@ def load_run(
     module, algorithm
         What a run had that is not one of personafl's own. A module's parameters are compared with those of the run.
     backbone
-        The frozen backbone of a run on features, or the path of its weights; compared with the run's by its hash. Left
-        out, it is looked for where it was.
+        The frozen backbone of a run on features, or the path of its weights; of a run of model lora, the path of its
+        folder. Compared with the run's by its hash. Left out, it is looked for where it was.
     """
+    if (Path(path) / "fit.json").is_file():
+        raise RunError(f"{path} is the folder of a fit: open it with load_fit")
     run = Run(path, module, algorithm, backbone=backbone)
-    if backbone is not None:
-        _ = run.backbone  # checked now, not when a model is asked for
+    if backbone is not None:  # checked now, not when a model is asked for
+        _ = run.task if run.manifest.get("model", {}).get("name") == LoRA.name else run.backbone
     if module is not None:
         check_fits(run.task.template, run.folder, run.manifest)
     return run

@@ -112,10 +112,12 @@ class WatchedRun:
 
     @property
     def round(self) -> int:
+        """The last round that was recorded; 0 before the first."""
         return int(self.records[-1]["round"]) if self.records else 0
 
     @property
     def rounds(self) -> int:
+        """How many rounds the run is to have; 0 as long as there is no run.toml."""
         return int(self.manifest.get("rounds", 0))
 
     @property

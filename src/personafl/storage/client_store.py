@@ -56,6 +56,7 @@ class ClientStore:
 
     @property
     def rows_used(self) -> int:
+        """How many clients have a row."""
         return self._taken - len(self._free)
 
     def known(self, ids: Ids) -> NDArray[np.bool_]:

@@ -70,6 +70,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
+        """Whether there is a run: a run.toml."""
         return (self.path / "run.toml").is_file()
 
     @property
@@ -97,7 +98,8 @@ class RunFolder:
         return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        write_text(self.path / "run.toml", tomli_w.dumps(_without_none(manifest)))
+        """Write run.toml."""
+        write_text(self.path / "run.toml", tomli_w.dumps(without_none(manifest)))
 
     def note(self, key: str, table: dict[str, Any]) -> None:
         """Add a table to run.toml."""
@@ -126,7 +128,7 @@ class RunFolder:
 
     def check_same(self, manifest: dict[str, Any]) -> None:
         """Refuse to continue a run under other settings than it was started with."""
-        old, new = flat(self.manifest()), flat(_without_none(manifest))
+        old, new = flat(self.manifest()), flat(without_none(manifest))
         # A name before its settings: of two algorithms, that they are two is what matters.
         for key in sorted(old.keys() | new.keys(), key=lambda key: (not key.endswith(".name"), key)):
             if key.endswith(".class") and key not in old:  # a run of an earlier version
@@ -183,9 +185,11 @@ class RunFolder:
         self.evaluations.write_server(round, tensors)
 
     def write_predictions(self, table: pa.Table) -> None:
+        """Write predictions.parquet."""
         write_atomically(self.path / "predictions.parquet", lambda to: pq.write_table(table, to))
 
     def write_models(self, name: str, tensors: State, metadata: dict[str, str]) -> None:
+        """Write models/`name`.safetensors."""
         make_folder(self.models)
         write_tensors(self.models / f"{name}.safetensors", tensors, metadata)
 
@@ -234,10 +238,10 @@ class RunFolder:
         """Make clients.parquet of the evaluations, and note the checksums of all files in run.toml."""
         self.evaluations.merge()
         if self.exists:
-            self.write_manifest({**self.manifest(), "files": self._checksums()})
+            self.write_manifest({**self.manifest(), "files": self.checksums()})
         self.evaluations.remove_parts()
 
-    def _checksums(self) -> dict[str, str]:
+    def checksums(self) -> dict[str, str]:
         """The SHA-256 of what a finished run leaves; times differ from run to run and are left out."""
         named = [self.rounds_file, self.clients_file, self.path / "predictions.parquet", self.evaluations.server]
         named += [path for path in sorted(self.models.glob("*")) if _is_kept(path)]
@@ -340,9 +344,10 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+def without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """A table as TOML can have it: without what is None, tuples as lists."""
     return {
-        key: _without_none(value) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else value
+        key: without_none(value) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else value
         for key, value in table.items()
         if value is not None
     }

@@ -1,0 +1,1 @@
+"""Many runs: planned, started, judged, tested for significance."""

@@ -23,6 +23,7 @@ class Column:
     scale: float = 1.0
 
     def write(self, value: float) -> str:
+        """A value as tables show it; a dash where there is none."""
         return "–" if not np.isfinite(value) else format(value * self.scale, self.form)
 
 

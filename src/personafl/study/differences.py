@@ -37,10 +37,12 @@ class Row:
 
     @property
     def key(self) -> str:
+        """What the row is called in files: the method, or "method (global)"."""
         return self.method if self.model == "personal" else f"{self.method} (global)"
 
     @property
     def name(self) -> str:
+        """What tables call it."""
         return self.label or self.key
 
 

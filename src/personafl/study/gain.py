@@ -39,6 +39,7 @@ class Gains:
     verdict: list[str]
 
     def count(self, verdict: str) -> int:
+        """How many clients have a verdict."""
         return sum(v == verdict for v in self.verdict)
 
 

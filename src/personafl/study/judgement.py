@@ -77,9 +77,11 @@ class Judgement:
         return self.primary, f"mean_{self.primary}", "sd", "worst_10", "top_10", f"global_{self.primary}"
 
     def mean(self, row: str, key: str) -> metrics.SeedMean:
+        """The mean of a column over the seeds, with its standard error."""
         return metrics.mean_over_seeds(self.values[row][key])
 
     def row(self, key: str) -> Row:
+        """The row with this key."""
         return next(row for row in self.rows if row.key == key)
 
     def name(self, key: str) -> str:

@@ -13,8 +13,11 @@ from typing import Any
 from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.extras import ForSomeModels, needs_validation
 from personafl.config import Config, for_method, parse
-from personafl.errors import ConfigError
+from personafl.errors import ConfigError, DataError, ModelError
+from personafl.federation import Federation
+from personafl.jobs import config_job
 from personafl.study.recipes import Recipe
+from personafl.training.job_info import job_info
 
 log = logging.getLogger("personafl")
 
@@ -117,8 +120,8 @@ def plan(
     tables
         The tables of a config, see `config.read_tables`.
     methods
-        Algorithms, or names under the config's `[methods]`; "all" for every algorithm. Left out: the config's methods,
-        or its algorithm. Training alone and FedAvg come along, because QoI needs them.
+        Algorithms, or names under the config's `[methods]`; "all" for every algorithm that fits the config's model.
+        Left out: the config's methods, or its algorithm. Training alone and FedAvg come along, because QoI needs them.
     seeds
         How many; they count up from the config's seed.
     overrides
@@ -142,7 +145,7 @@ def plan(
         )
     names = list(methods) or list(tables.get("methods", {})) or [_algorithm(tables)]
     if "all" in names:
-        names = [*(n for n in names if n != "all"), *(n for n in _for_any_model() if n not in names)]
+        names = [*(n for n in names if n != "all"), *(n for n in fitting(tables, overrides) if n not in names)]
     names = list(dict.fromkeys(names))
     added = missing_references(names)
     first = parse(for_method(tables, names[0], overrides)).seed
@@ -151,8 +154,30 @@ def plan(
     return Plan(recipe, (*names, *added), numbers, grid, tune_seeds, added, equal_work).checked()
 
 
-def _for_any_model() -> list[str]:
-    return [name for name in ALGORITHMS.usable()[0] if not issubclass(ALGORITHMS[name], ForSomeModels)]
+def fitting(tables: Mapping[str, Any], overrides: Sequence[str] = ()) -> list[str]:
+    """Every algorithm that fits the model of a config; a line of the log names those that do not, and says why.
+
+    Most fit any model. Those for some models are tried on the config's, which takes its data.
+    """
+    known = ALGORITHMS.usable()[0]
+    some = [name for name in known if issubclass(ALGORITHMS[name], ForSomeModels)]
+    reasons: dict[str, str] = {}
+    federation: Federation | None = None
+    for name in some:
+        config = parse(for_method(tables, name, overrides))
+        try:
+            federation = federation or config.federation()
+        except DataError as error:  # it may be on other machines only
+            reasons = dict.fromkeys(some, f"whether the model fits cannot be seen without the data: {error}")
+            break
+        try:
+            job = config_job(config, federation)
+            job.algorithm.prepare(job_info(job.task, len(federation), job.local, federation.groups))
+        except (ConfigError, ModelError) as error:
+            reasons[name] = str(error)
+    for reason in dict.fromkeys(reasons.values()):
+        log.warning("left out: %s (%s)", ", ".join(name for name in some if reasons.get(name) == reason), reason)
+    return [name for name in known if name not in reasons]
 
 
 def config_recipes(

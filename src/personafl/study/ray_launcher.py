@@ -278,7 +278,7 @@ def _make(config: Config, path: Path, home: Path, federation: Federation) -> tup
     if home.is_dir():  # so that relative paths in the config mean the same
         os.chdir(home)
     torch.set_num_threads(config.engine.threads or 1)
-    with _heard() as warnings:
+    with _collected_warnings() as warnings:
         try:
             train_config(config, path, True, (), federation)
         except PersonaflError as error:
@@ -287,17 +287,17 @@ def _make(config: Config, path: Path, home: Path, federation: Federation) -> tup
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def _collected_warnings() -> Iterator[list[str]]:
     """The warnings that are given inside."""
     said: list[str] = []
 
-    class Ear(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append(record.getMessage())
 
-    ear = Ear(logging.WARNING)
-    log.addHandler(ear)
+    collector = Collector(logging.WARNING)
+    log.addHandler(collector)
     try:
         yield said
     finally:
-        log.removeHandler(ear)
+        log.removeHandler(collector)

@@ -49,9 +49,11 @@ class JobRecipe:
     temporary: TemporaryDirectory[str] | None = None
 
     def federation(self) -> Federation:
+        """The data of this seed."""
         return self.make_federation(self.seed)
 
     def job(self, federation: Federation) -> Job:
+        """The job on a federation that `federation` made."""
         task = self.make_task(self.seed, federation)
         return Job(
             federation, task, self.algorithm, self.schedule, self.local, self.engine,

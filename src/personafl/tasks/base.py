@@ -10,6 +10,8 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -151,6 +153,18 @@ class LearningTask(ABC):
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         """Raise a ModelError where outputs do not fit labels."""
 
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """The prediction of several models together, as the outputs of one.
+
+        Parameters
+        ----------
+        outputs
+            Of F models for N samples (F, N, …).
+        weights
+            Of each model for each sample (F, N), or for all samples (F, 1); they sum to 1 over models.
+        """
+        return (outputs * weights.reshape(*weights.shape, *(1 for _ in outputs.shape[2:]))).sum(0)
+
     # --- what follows -----------------------------------------------------------------------------------------
 
     @cached_property
@@ -187,6 +201,13 @@ class LearningTask(ABC):
         if loss is None and not more:
             return self
         return OwnTask(task=self, own_loss=loss, more=more)
+
+
+def mixed_log_odds(outputs: Tensor, weights: Tensor) -> Tensor:
+    """The log-odds of the mean probability, from the log-odds of F models (F, N, …) and weights (F, N)."""
+    log_weights = weights.log().reshape(*weights.shape, *(1 for _ in outputs.shape[2:]))
+    there, not_there = (torch.logsumexp(log_weights + F.logsigmoid(each), 0) for each in (outputs, -outputs))
+    return there - not_there
 
 
 def column_of(measure: Measure) -> str:
@@ -226,10 +247,12 @@ class OwnTask(LearningTask):
 
     @property
     def classification(self) -> bool:  # type: ignore[override]
+        """Whether the task beside it is one of classes of samples."""
         return self.task is not None and self.task.classification
 
     @property
     def has_classes(self) -> bool:  # type: ignore[override]
+        """Whether labels may be classes: they may where there is no task beside it."""
         return self.task is None or self.task.has_classes
 
     def outputs(self, y: Tensor, classes: int | None) -> int:
@@ -253,6 +276,9 @@ class OwnTask(LearningTask):
     def known(self) -> dict[str, Metric]:
         theirs = {} if self.task is None else {metric.name: metric for metric in self.task.measures}
         return theirs | {metric.name: metric for metric in self.more}
+
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return super().mixed(outputs, weights) if self.task is None else self.task.mixed(outputs, weights)
 
     def fitted(self, labels: Callable[[], Tensor]) -> LearningTask:
         return self if self.task is None else replace(self, task=self.task.fitted(labels))

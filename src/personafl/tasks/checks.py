@@ -44,5 +44,6 @@ def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def check_positive(key: str, values: tuple[float, ...]) -> None:
+    """Refuse values that are not all above 0."""
     if not all(np.isfinite(value) and value > 0 for value in values):
         raise ConfigError(f"{key} = {list(values)!r}: must all be above 0")

@@ -107,15 +107,18 @@ class Classes(LearningTask):
         return logits, keep, torch.where(keep, y, 0)
 
     def overlaps(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Of each sample and class: hits, answers and truths, see `tasks.overlaps`."""
         logits, keep, target = self._split(outputs, y)
         classes = torch.arange(logits.shape[-1], device=y.device)
         said, true = ((each.unsqueeze(-1) == classes) & keep.unsqueeze(-1) for each in (logits.argmax(-1), target))
         return overlaps(said, true)
 
     def counted(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How many labels of each sample count."""
         return _per_sample(self._split(outputs, y)[1])
 
     def right(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """How many labels of each sample are right."""
         logits, keep, target = self._split(outputs, y)
         return _per_sample((logits.argmax(-1) == target) & keep)
 
@@ -127,6 +130,12 @@ class Classes(LearningTask):
 
     def outputs(self, y: Tensor, classes: int | None) -> int:
         return classes or int(y.max()) + 1
+
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """The logarithm of the mean of the models' probabilities."""
+        axis = self.class_axis if self.class_axis < 0 else self.class_axis + 1
+        log_weights = weights.log().reshape(*weights.shape, *(1 for _ in outputs.shape[2:]))
+        return torch.logsumexp(log_weights + outputs.log_softmax(axis), 0)
 
     def check_labels(self, y: Tensor) -> None:
         require_classes(self.name, y, self.axes, self.ignore_index)
@@ -210,6 +219,7 @@ class Tagging(Classes):
 
     @property
     def ignore_index(self) -> int:  # type: ignore[override]
+        """The label that does not count."""
         return self.ignore
 
     def known(self) -> dict[str, Metric]:

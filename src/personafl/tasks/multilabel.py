@@ -12,7 +12,7 @@ from torch import Tensor
 
 from personafl.errors import ConfigError, DataError, ModelError
 from personafl.metrics.ranking import area_under_curve, average_precision, by_label, mean_over_labels
-from personafl.tasks.base import LearningTask, Metric, Objective, Sums
+from personafl.tasks.base import LearningTask, Metric, Objective, Sums, mixed_log_odds
 from personafl.tasks.checks import check_positive, constant
 from personafl.tasks.classes import SHARE
 from personafl.tasks.overlaps import f1, overlaps
@@ -53,9 +53,13 @@ class Multilabel(LearningTask):
         return "binary_cross_entropy"
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy of each sample, the mean over its labels."""
         weight = constant(self.pos_weight, outputs) if self.pos_weight else None
         target = y.to(outputs.dtype)
         return F.binary_cross_entropy_with_logits(outputs, target, reduction="none", pos_weight=weight).mean(1)
+
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return mixed_log_odds(outputs, weights)
 
     def known(self) -> dict[str, Metric]:
         found = {

@@ -76,10 +76,12 @@ class Regression(LearningTask):
         return {"squared": "mse", "absolute": "absolute_error"}.get(self.loss, self.loss)
 
     def huber(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The Huber loss of each sample, the mean over its targets."""
         each = F.huber_loss(like(outputs, y), y.to(outputs.dtype), reduction="none", delta=self.delta)
         return each if each.dim() == 1 else each.flatten(1).mean(1)
 
     def pinball(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of the quantile q, the mean over a sample's targets."""
         short = y - like(outputs, y)
         each = torch.maximum(self.q * short, (self.q - 1) * short)
         return each if each.dim() == 1 else each.flatten(1).mean(1)

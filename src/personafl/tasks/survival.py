@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personafl.errors import ConfigError, DataError, ModelError
 from personafl.metrics.ranking import concordance_index
-from personafl.tasks.base import LearningTask, Metric, Objective
+from personafl.tasks.base import LearningTask, Metric, Objective, mixed_log_odds
 from personafl.tasks.checks import constant
 
 
@@ -58,6 +58,7 @@ class Survival(LearningTask):
         }  # fmt: skip
 
     def concordance(self, outputs: NDArray[Any], y: NDArray[Any]) -> float:
+        """Harrell's index of one client's samples."""
         return concordance_index(self.risk(outputs), y[:, 0], y[:, 1])
 
     def risk(self, outputs: NDArray[Any]) -> NDArray[Any]:
@@ -165,6 +166,9 @@ class Hazard(Survival):
     def risk(self, outputs: NDArray[Any]) -> NDArray[Any]:
         surviving = np.cumsum(-np.logaddexp(0, outputs.astype(np.float64)), 1)
         return np.asarray(-np.exp(surviving).sum(1))
+
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return mixed_log_odds(outputs, weights)
 
     def fitted(self, labels: Callable[[], Tensor]) -> Hazard:
         if self.bins:

@@ -162,6 +162,7 @@ class FinalOutputs:
     kept: NDArray[np.bool_]
 
     def add(self, part: Personal) -> None:
+        """Keep the predictions and models of some clients."""
         self.predictions.add(part)
         if self.models is not None:
             mine = torch.from_numpy(np.flatnonzero(self.kept[part.ids])).to(part.theta.device)

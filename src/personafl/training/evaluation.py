@@ -50,6 +50,7 @@ class ClientIndex:
 
     @classmethod
     def of(cls, federation: Federation) -> ClientIndex:
+        """What is known of the clients of a federation."""
         return cls(federation.ids, federation.groups, {s: federation.sizes(s) for s in SPLITS}, federation.y.dim() == 1)
 
 

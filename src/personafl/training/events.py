@@ -89,6 +89,7 @@ def advance(progress: Progress, task: TaskID, record: dict[str, Any], manifest: 
 
 
 def progress_bars(console: Console) -> Progress:
+    """Bars of rounds on a terminal; elsewhere nothing is shown."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -37,7 +37,7 @@ class Predictions:
         if self._wanted and len(owners):
             outputs = self._engine.outputs(part.theta, part.ids, "test")
             self._owners.append(owners)
-            self._parts.append(pa.table(_columns("personal", outputs)))
+            self._parts.append(pa.table(prediction_columns("personal", outputs)))
 
     def table(self) -> pa.Table | None:
         """The rows; None for anything but classification of single labels, and above `MOST` samples."""
@@ -56,7 +56,7 @@ class Predictions:
             columns |= {name: pa.nulls(len(index), kind) for name, kind in absent.items()}
             return pa.table(columns)
         parts = [
-            pa.table(_columns("global", self._engine.outputs(theta, few, "test")))
+            pa.table(prediction_columns("global", self._engine.outputs(theta, few, "test")))
             for few, theta in common_model(self._engine, self._common, ids)
             if self._sizes[few].sum()
         ]
@@ -64,7 +64,8 @@ class Predictions:
         return pa.table(columns | {name: common.column(name).chunk(0) for name in common.column_names})
 
 
-def _columns(who: str, outputs: Tensor) -> dict[str, pa.Array]:
+def prediction_columns(who: str, outputs: Tensor) -> dict[str, pa.Array]:
+    """Columns of predictions.parquet for one model's outputs (N, C): the most probable class, and how probable."""
     confidence, most_probable = torch.softmax(outputs.float(), -1).max(-1)
     columns = {
         f"{who}_class": pa.array(most_probable.numpy().astype(np.int32)),

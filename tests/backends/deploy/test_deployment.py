@@ -11,7 +11,9 @@ import ssl
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.backends.deploy import Deployment, check_site, init_federation
-from personafl.backends.deploy.processes import Process, listening
+from personafl.backends.deploy.processes import Process, free_ports, listening
 from personafl.backends.deploy.rehearsal import find_nginx
 from personafl.cli import app
 from personafl.errors import ConfigError, DataError, RunError
@@ -91,38 +93,77 @@ def write_config(folder, sites, rounds):
 # --- the whole of it
 
 
-@pytest.mark.parametrize(("count", "rounds"), [(1, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
-def test_sites_train_behind_the_proxy_as_the_loop_does(tmp_path, count, rounds):
-    """`deploy init`, `deploy up`: only loopback listens, and every site ends with the model that the loop gives it.
+@dataclass
+class Rehearsal:
+    """What `deploy up` told and left, and its federation, whose processes still run."""
 
-    A site starts a process for every message, which loads torch: few of them take part where time counts.
+    folder: Path
+    sites: tuple[str, ...]
+    told: dict
+    heard: set
+    deployment: Deployment
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def rehearsal(request, tmp_path_factory):
+    """`deploy init`, `deploy up`; the processes are stopped when the tests have looked at them.
+
+    A site starts a process for every message, which loads torch: few take part, and it happens once.
     """
-    folder, sites = tmp_path / "federation", SITES[:count]
-    assert CliRunner().invoke(app, ["deploy", "init", str(folder), "--sites", ",".join(SITES)]).exit_code == 0
-    write_config(folder, SITES, rounds)
-    program = personafl("deploy", "up", folder, "--sites", count, "--json")
-    heard = set()
-    while program.poll() is None:
-        heard |= listening(family(program.pid))
-        time.sleep(0.5)
-    out, err = program.communicate()
-    assert program.returncode == 0, err
-    assert err == ""
-    told = json.loads(out)
-    rehearsal = folder / "rehearsal-1"
+    folder, sites, kept, heard, over = tmp_path_factory.mktemp("up"), SITES[: request.param], [], set(), Event()
+    place, rounds = folder / "federation", len(sites) - 1
+    assert CliRunner().invoke(app, ["deploy", "init", str(place), "--sites", ",".join(SITES)]).exit_code == 0
+    write_config(place, SITES, rounds)
 
-    assert {address for address, _ in heard} == {"127.0.0.1"}
-    assert len(heard) == 2 + count  # nginx, the SuperLink, the sites
-    assert not left_in(tmp_path)
+    class Kept(Deployment):
+        def __exit__(self, *problem):
+            kept.append(self)
 
-    assert [row["site"] for row in told["sites"]] == list(sites)
+    def listen():
+        while not over.wait(1.0):
+            heard.update(listening(family(os.getpid())))
+
+    thread = Thread(target=listen)
+    thread.start()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("personafl.backends.deploy.Deployment", Kept)
+            done = CliRunner().invoke(app, ["deploy", "up", str(place), "--sites", str(len(sites)), "--json"])
+        over.set()
+        thread.join()
+        assert done.exit_code == 0, (done.stderr, done.exception)
+        assert done.stderr == ""
+        yield Rehearsal(folder, sites, json.loads(done.stdout), heard, kept[0])
+    finally:
+        over.set()
+        for deployment in kept:
+            Deployment.__exit__(deployment)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not left_in(folder)
+
+
+@pytest.fixture
+def deployment(rehearsal):
+    return rehearsal.deployment
+
+
+def test_sites_train_behind_the_proxy_as_the_loop_does(rehearsal, tmp_path):
+    """Only loopback listens, and every site ends with the model that the loop gives it."""
+    told, place = rehearsal.told, rehearsal.deployment.layout.folder
+    assert {address for address, _ in rehearsal.heard} == {"127.0.0.1"}
+    assert len(rehearsal.heard) == 2 + len(rehearsal.sites)  # nginx, the SuperLink, the sites
+
+    assert [row["site"] for row in told["sites"]] == list(rehearsal.sites)
     assert Path(told["report"]).stat().st_size > 10_000
-    assert not (folder / "sites" / "north" / "models").exists()  # what is handed out is as it was
-    assert not (rehearsal / "operator" / "ca.key").exists()
+    handed_out = rehearsal.folder / "federation"
+    assert not (handed_out / "sites" / "north" / "models").exists()  # what is handed out is as it was
+    assert not (place / "operator" / "ca.key").exists()
 
-    loop = loop_models(rehearsal, tmp_path / "loop", sites)
+    loop = loop_models(place, tmp_path / "loop", rehearsal.sites)
     for row in told["sites"]:
-        model = load_file(rehearsal / row["model"])
+        model = load_file(place / row["model"])
         expected = loop[row["site"]]
         assert model.keys() == expected.keys()
         assert all(torch.equal(model[name], expected[name]) for name in model)
@@ -149,8 +190,8 @@ def loop_models(rehearsal, out, sites):
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory):
-    """A SuperLink behind nginx that knows the key of one site."""
+def without_sites(tmp_path_factory):
+    """A SuperLink behind nginx that knows the key of one site, which is not there."""
     folder = tmp_path_factory.mktemp("deployed") / "federation"
     init_federation(folder, SITES)
     with Deployment(folder) as deployment:
@@ -164,7 +205,7 @@ def supernode(deployment, log, *arguments, address=None):
     """A SuperNode's exit code and output; it is given a few seconds to be refused in."""
     command = [shutil.which("flower-supernode", path=str(Path(sys.executable).parent))]
     command += ["--superlink", address or deployment.layout.address, "--max-retries", "0"]
-    command += ["--port", str(deployment.layout.runtime_ports["stranger"])]
+    command += ["--port", str(free_ports(1)[0])]
     environment = {"FLWR_HOME": str(log.parent / "flower"), "FLWR_TELEMETRY_ENABLED": "0"}
     environment |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = Process("node", [*command, *map(str, arguments)], log, environment)
@@ -176,36 +217,36 @@ def supernode(deployment, log, *arguments, address=None):
 
 
 @pytest.mark.slow
-def test_a_registered_key_is_let_in(deployment, tmp_path):
+def test_a_registered_key_is_let_in(without_sites, tmp_path):
     """The same command as in the refusals below, with everything right: they are refused for what they lack."""
-    site = deployment.layout.site("north")
+    site = without_sites.layout.site("north")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
-    assert "SuperNode ID:" in supernode(deployment, tmp_path / "log", *arguments)[1]
+    assert "SuperNode ID:" in supernode(without_sites, tmp_path / "log", *arguments)[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["address", "private"])
-def test_a_node_without_a_key_is_refused(deployment, tmp_path, side):
+def test_a_node_without_a_key_is_refused(without_sites, tmp_path, side):
     """By nginx, and by the SuperLink itself."""
-    trusted = ("--root-certificates", deployment.layout.site("north") / "ca.crt")
-    code, said = supernode(deployment, tmp_path / "log", *trusted, address=getattr(deployment.layout, side))
+    trusted = ("--root-certificates", without_sites.layout.site("north") / "ca.crt")
+    code, said = supernode(without_sites, tmp_path / "log", *trusted, address=getattr(without_sites.layout, side))
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
 @pytest.mark.slow
-def test_an_unregistered_key_is_refused(deployment, tmp_path):
-    site = deployment.layout.site("south")
+def test_an_unregistered_key_is_refused(without_sites, tmp_path):
+    site = without_sites.layout.site("south")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
-    code, said = supernode(deployment, tmp_path / "log", *arguments)
+    code, said = supernode(without_sites, tmp_path / "log", *arguments)
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
 @pytest.mark.slow
-def test_a_site_that_trusts_another_authority_does_not_join(deployment, tmp_path):
+def test_a_site_that_trusts_another_authority_does_not_join(without_sites, tmp_path):
     other = init_federation(tmp_path / "other", ["north"]).site("north")
-    key = deployment.layout.site("north") / "node.key"
+    key = without_sites.layout.site("north") / "node.key"
     arguments = ("--root-certificates", other / "ca.crt", "--auth-supernode-private-key", key)
-    code, said = supernode(deployment, tmp_path / "log", *arguments)
+    code, said = supernode(without_sites, tmp_path / "log", *arguments)
     assert code == 1 and "CERTIFICATE_VERIFY_FAILED" in said and "SuperNode ID:" not in said
 
 
@@ -343,7 +384,9 @@ def test_a_site_sees_the_federation_with_site_check(deployment):
 def test_only_loopback_listens(deployment):
     heard = deployment.listening()
     assert {address for address, _ in heard} == {"127.0.0.1"}
-    ports = {int(address.partition(":")[2]) for address in (deployment.layout.address, deployment.layout.private)}
+    layout = deployment.layout
+    ports = {int(address.partition(":")[2]) for address in (layout.address, layout.private)}
+    ports |= set(layout.runtime_ports.values())
     assert {port for _, port in heard} == ports
 
 

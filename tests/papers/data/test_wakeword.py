@@ -235,9 +235,9 @@ ZEROS = 300 * gzip.compress(bytes(1 << 20))  # 300 MB, in pieces: gzip reads one
     ids=lambda value: "" if isinstance(value, bytes) else value[:25],
 )
 def test_damaged_archives_are_refused_in_one_line_without_much_memory_or_time(folder, content, said):
-    import scipy.signal  # noqa: F401  (whose own import is not what is measured)
-
     (folder / "speech_commands_v0.02.tar.gz").write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        Wakeword().load(0)  # what it imports the first time is not what is measured
     start = time.perf_counter()
     tracemalloc.start()
     with pytest.raises(DataError, match=said) as refused:

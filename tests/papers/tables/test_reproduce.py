@@ -21,7 +21,7 @@ from tests.waiting import until
 CONFIG = {
     "rounds": 3, "eval_every": 1, "splits": [0.5, 0.2, 0.3], "data": {"name": "digits"},
     "partition": {"name": "dirichlet", "clients": 6, "alpha": 0.5}, "model": {"name": "mlp", "hidden": [8]},
-    "local": {"lr": 0.1, "steps": 3, "batch_size": 10},
+    "local": {"lr": 0.1, "steps": 3, "batch_size": 10}, "engine": {"name": "stacked", "threads": 1},
 }  # fmt: skip
 ROWS = {"fedavg": "FedAvg", "ditto": "Ditto"}
 

@@ -71,9 +71,11 @@ class Layout:
 
     @property
     def operator(self) -> Path:
+        """The operator's folder."""
         return self.folder / "operator"
 
     def site(self, name: str) -> Path:
+        """The folder of a site."""
         return self.folder / "sites" / name
 
     @property

@@ -63,6 +63,7 @@ class Process:
 
     @property
     def pid(self) -> int:
+        """The number of the process."""
         return self._popen.pid
 
     @property

@@ -32,6 +32,7 @@ from personafl.config import read_tables
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
 from personafl.inputs import shape_of, written_shape
+from personafl.models import LoRA
 from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import checked
 from personafl.runs.watch import WatchedRun
@@ -94,6 +95,7 @@ class Deployment:
         with tempfile.TemporaryDirectory() as dealt:
             self.federation, length = deal(chosen, data, lambda name: Path(dealt) / f"{name}.npz")
             tables = _merged(read_tables(folder / "federation.toml"), settings or {})
+            weights = _weights(tables, folder)
             backbone = _backbone(tables)
             if backbone is not None:
                 self.federation = self.federation.through(backbone.load(), progress=False)
@@ -104,6 +106,7 @@ class Deployment:
                 write_private(self.layout.site(name) / "data.npz", (Path(dealt) / f"{name}.npz").read_bytes())
                 with open(self.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
                     file.write("" if length is None else f"\nlength = {length}\n")
+                    file.write("" if weights is None else "\n" + tomli_w.dumps({"weights": weights}))
                     file.write("" if backbone is None else "\n" + tomli_w.dumps({"backbone": _at_site(backbone)}))
         self.logs = self.layout.folder / "logs"
         self.logs.mkdir(0o700)
@@ -114,10 +117,12 @@ class Deployment:
 
     @property
     def sites(self) -> tuple[str, ...]:
+        """The names of the sites."""
         return self.layout.sites
 
     @property
     def run_folder(self) -> Path:
+        """Where the run goes."""
         return self.layout.folder / "run"
 
     def model(self, name: str) -> Path:
@@ -295,6 +300,15 @@ def _backbone(tables: Mapping[str, Any]) -> BackboneSettings | None:
 def _at_site(backbone: BackboneSettings) -> dict[str, Any]:
     table = asdict(replace(backbone, path=str(Path(str(backbone.path)).expanduser().resolve())))
     return {key: value for key, value in table.items() if value is not None}
+
+
+def _weights(tables: dict[str, Any], folder: Path) -> str | None:
+    """The folder that adapters are to, if any, which all sites of a rehearsal share with the operator."""
+    model = tables.get("model")
+    if not isinstance(model, dict) or model.get("name") != LoRA.name or not model.get("path"):
+        return None
+    model["path"] = str(folder.resolve() / Path(str(model["path"])).expanduser())
+    return str(model["path"])
 
 
 def _merged(tables: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

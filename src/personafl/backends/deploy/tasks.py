@@ -120,6 +120,7 @@ def _give(process: subprocess.Popen[str], token: str) -> None:
 
 
 def main() -> None:
+    """What the start scripts of a deployment call, with the task, the folder and the ports."""
     what, folder, *numbers = sys.argv[1:]
     if what == "prepare":
         return prepare(Path(folder))

@@ -34,9 +34,10 @@ from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
 from personafl.inputs import written_shape
+from personafl.kernels.modes import frozen_and_eval, frozen_hashes, whole_hash
 from personafl.kernels.task import Task
 from personafl.metrics.measures import LOSS, measures_in
-from personafl.models import MCLR, MODELS, default_model, initialize
+from personafl.models import MCLR, MODELS, LoRA, default_model, initialize
 from personafl.models.weights import load_weights
 from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import checked, class_path
@@ -72,6 +73,9 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             load_weights(module, Path(described.weights))
         task = trained_task(described.algorithm, Task(module, kind))
         table = {key: value for key, value in described.tables()["model"].items() if key != "weights"}
+        if isinstance(model, LoRA):
+            del table["path"]  # the operator's; sites have their own
+        frozen = frozen_hashes(module)
         clients = FlowerClients(
             nodes, client_index, settings, task, described.algorithm, described.local, seed, table, described.privacy,
             seeded, pinned(described.backbone),
@@ -89,11 +93,13 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             # Nobody has seen the data: these are the same sites with samples of the same kind.
             "fingerprint": digest([], [client_index.ids, settings.input_shape, settings.classes, outputs]),
         }
+        if frozen:
+            resolved |= {"frozen_sha256": whole_hash(frozen), **frozen_and_eval(module)}
         if described.privacy is not None and described.privacy.noise:
             resolved["noise"] = "from each site's own secure generator"
         backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
         tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"]}
-        origin = Origin(tables, resolved)
+        origin = Origin(tables, resolved, {}, frozen)
         run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
 
 
@@ -118,6 +124,11 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
                 f"{path}: {key} = {class_path(type(value))!r} has no name here, and sites take nothing but names: "
                 "install a package with an entry point for it, here and at the sites (docs/your-package.md)"
             )
+    if isinstance(described.model, LoRA):
+        if described.model.sha256 is None:
+            raise ConfigError(f"{path}: model.sha256 is missing: sites compare the weights on their disks with it")
+        own = path.resolve().parent / Path(described.model.path).expanduser()  # as the paths of a site.toml
+        described = replace(described, model=replace(described.model, path=str(own)))
     if described.backbone is not None and described.backbone.sha256 is None:
         raise ConfigError(f"{path}: backbone.sha256 is missing: sites compare the weights on their disks with it")
     return described, settings

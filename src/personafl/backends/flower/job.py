@@ -20,10 +20,10 @@ from personafl.algorithms.base import Sent
 from personafl.algorithms.dry_run import blank_context
 from personafl.algorithms.extras import trained_task
 from personafl.algorithms.uploads import check_declared
-from personafl.errors import ConfigError
+from personafl.errors import ConfigError, PersonaflError
 from personafl.inputs import Shape
 from personafl.kernels.task import Task
-from personafl.models import MODELS, Model, initialize
+from personafl.models import MODELS, LoRA, Model, initialize
 from personafl.pretrained.backbone import Backbone
 from personafl.registry import checked, choose_known
 from personafl.settings import Local
@@ -93,23 +93,38 @@ class JobDescription:
         return made
 
     def make_local(self) -> Local:
+        """How clients train."""
         made: Local = checked(Local, "local", self.local)
         return made
 
     def make_privacy(self) -> Privacy | None:
+        """Clipping and noise, where the run has any."""
         made: Privacy | None = checked(Privacy | None, "privacy", self.privacy)
         return made
 
-    def make_model(self) -> Model:
-        """The settings of the model."""
+    def make_model(self, site: str, weights: str | None) -> Model:
+        """The settings of the model; where it is an adapter, to the weights that the site has on its own disk."""
         if not self.model:
             raise ConfigError("the server's model is not one of personafl's own: a federation needs a [model] by name")
         made: Model = choose_known("model", self.model, MODELS)
-        return made
+        if not isinstance(made, LoRA):
+            return made
+        if made.sha256 is None:
+            raise ConfigError(f"site {site}: this run does not say which weights its adapters are for: model.sha256")
+        if weights is None:
+            raise ConfigError(
+                f"site {site} has no weights for this run's adapters (SHA-256 {made.sha256}): name their folder, "
+                "weights = …, in site.toml"
+            )
+        return replace(made, path=weights)  # whatever path the server may have said
 
-    def make_task(self, constants: State) -> Task:
+    def make_task(self, constants: State, site: str = "", weights: str | None = None) -> Task:
         """The model with the initial weights that follow from the seed."""
-        module = initialize(self.make_model(), self.shape, self.outputs, self.seed, constants)
+        model = self.make_model(site, weights)
+        try:
+            module = initialize(model, self.shape, self.outputs, self.seed, constants)
+        except PersonaflError as error:
+            raise type(error)(f"site {site}: {error}" if isinstance(model, LoRA) else str(error)) from error
         return trained_task(self.make_algorithm(), Task(module, self.make_kind()))
 
     def check_backbone(self, site: str, found: Backbone | None) -> None:

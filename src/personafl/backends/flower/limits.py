@@ -26,6 +26,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.engines.work import Result, Work
 from personafl.errors import ConfigError
 from personafl.kernels.task import Objective, Task
+from personafl.models import LoRA
 from personafl.settings import Local
 from personafl.states import Ints, State
 from personafl.streams import Key
@@ -174,7 +175,9 @@ def check_local(here: SiteSettings, local: Local, samples: int) -> None:
 
 def check_model(here: SiteSettings, job: JobDescription, constants: State) -> None:
     """Refuse a model that is too large, before it takes any memory."""
-    model = job.make_model()
+    model = job.make_model(here.id, here.weights)
+    if isinstance(model, LoRA):
+        return  # its weights are the site's own, and its rank has a limit
     layers = [int(getattr(model, "layers", 1)), *(len(v) for v in vars(model).values() if isinstance(v, tuple))]
     if max(layers) > MOST_LAYERS:
         raise ConfigError(f"site {here.id} trains models of at most {MOST_LAYERS} layers, this one has {max(layers)}")
@@ -202,6 +205,7 @@ def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent:
 
 
 def check_most(here: SiteSettings, key: str, asked: int, what: str) -> None:
+    """Refuse what is more than a site's setting `key` allows."""
     most = getattr(here, key)
     if asked > most:
         raise ConfigError(f"site {here.id} takes at most {most:,} {what} ({key}), this run asks for {asked:,}")

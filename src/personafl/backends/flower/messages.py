@@ -76,11 +76,11 @@ def values(content: RecordDict, key: str, kinds: Mapping[str, type]) -> dict[str
 
 
 def plain(text: str, most: int = 500) -> str:
-    """A text from elsewhere, fit for a terminal, a log and a page: no control characters, and not too long.
+    r"""A text from elsewhere, fit for a terminal, a log and a page: no control characters, and not too long.
 
     What moves a cursor, changes colours, breaks a line or turns the direction of writing becomes a blank.
 
-    >>> plain("no\\nroom \\x1b[2Jhere \\u202eyas I")
+    >>> plain("no\nroom \x1b[2Jhere \u202eyas I")
     'no room  [2Jhere  yas I'
     >>> plain("a" * 9, 5)
     'aaaa…'

@@ -136,6 +136,7 @@ class Simulator:
         return found
 
     def close(self) -> None:
+        """End the simulator and wait until it has ended."""
         self._stack.close()
 
     def _run(self, data: str, folder: str, ids: tuple[str, ...], own: tuple[Task, Algorithm]) -> None:

@@ -30,6 +30,7 @@ from personafl.engines.loop import LoopEngine
 from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
 from personafl.federation import Federation
+from personafl.federation.missing import VALUE
 from personafl.files import make_folder, write_tensors, write_text
 from personafl.inputs import dtype_of, shape_of, shape_text
 from personafl.kernels.task import Task
@@ -160,7 +161,7 @@ class Site:
         if self._own is None:
             check_local(here, local, int(data.sizes("train")[0]))
             check_model(here, job, data.constants)
-        task, algorithm = self._own or (job.make_task(data.constants), job.make_algorithm())
+        task, algorithm = self._own or (job.make_task(data.constants, here.id, here.weights), job.make_algorithm())
         theta0 = task.theta0 if order.theta0 is None else order.theta0
         if (order.accepted == 0 or (evaluating and self._own is None)) and fingerprint(theta0) != job.theta0:
             raise ConfigError(
@@ -281,5 +282,12 @@ class Site:
             **({} if order.job.backbone is None else {"backbone": order.job.backbone}),
             "samples": {split: int(sizes[0]) for split, sizes in clients.client_index.sizes.items()},
             "sums": {name: float(value[0]) for name, value in columns.items()},
+            **_filled_in(clients.engine.federation),
         }
         write_text(folder / "personal.json", json.dumps(about, indent=1))
+
+
+def _filled_in(data: Federation) -> dict[str, Any]:
+    """What the model's samples need where values are missing, see `SiteSettings.missing`."""
+    found = {name: value.tolist() for name, value in data.constants.items() if name.startswith(VALUE)}
+    return {"filled_in": found} if found else {}

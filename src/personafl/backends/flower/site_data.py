@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from personafl.algorithms import ALGORITHMS
 from personafl.config import read_tables
@@ -13,6 +13,7 @@ from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.federation import DEFAULT_SPLITS, Federation
 from personafl.federation.folders import read_client
 from personafl.federation.labels import LabelType
+from personafl.federation.missing import Missing
 from personafl.federation.tabular import read_rows
 from personafl.federation.tabular_files import SUFFIXES, open_table
 from personafl.federation.tabular_roles import Columns
@@ -59,6 +60,10 @@ class SiteSettings:
     label, features, split
         Of a table: the column of labels, which are numbers; those of features (all others that hold numbers, if left
         out); the one that says train, val or test.
+    missing
+        `error`; or `fill`: NaN, or what a table lacks, becomes the median of this site's own training samples, and
+        after all features comes one for each, with gaps or without, that is 1 where the value was missing and else 0:
+        so all sites have samples of the same shape, (2 d).
     label_type
         What labels are, as in docs/your-data.md, where floats are whole numbers: `classes` or `numbers`.
     threads
@@ -69,6 +74,9 @@ class SiteSettings:
     backbone
         A table: the frozen backbone that samples go through, with weights on this site's own disk, see
         `BackboneSettings`. A run says which hash they must have.
+    weights
+        The folder of a pretrained model of transformers, on this site's own disk, for runs that train adapters to it
+        (model lora). A run says which hash it must have, and samples stay as they are.
     """
 
     id: str
@@ -90,11 +98,13 @@ class SiteSettings:
     label: str | None = None
     features: tuple[str, ...] | None = None
     split: str | None = None
+    missing: Literal["error", "fill"] = "error"
     label_type: LabelType = "auto"
     threads: int = 1
     orders: str | None = None
     key: str | None = None
     backbone: BackboneSettings | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
@@ -112,14 +122,17 @@ class SiteSettings:
 
     @property
     def reports_metrics(self) -> bool:
+        """Whether the operator gets metrics."""
         return not (self.least_noise or self.most_epsilon) if self.metrics is None else self.metrics
 
     @property
     def states(self) -> Path:
+        """The folder of what the client keeps between rounds."""
         return Path(self.folder) / "state"
 
     @property
     def models(self) -> Path:
+        """The folder of the personalized model."""
         return Path(self.folder) / "models"
 
 
@@ -131,8 +144,10 @@ def read_site(path: Path) -> SiteSettings:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     folder = path.resolve().parent
-    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key")}
-    paths: dict[str, Any] = {name: str(folder / value) for name, value in named.items() if value is not None}
+    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key", "weights")}
+    paths: dict[str, Any] = {
+        name: str(folder / Path(value).expanduser()) for name, value in named.items() if value is not None
+    }
     if settings.backbone is not None and settings.backbone.path is not None:
         paths["backbone"] = replace(settings.backbone, path=str(folder / Path(settings.backbone.path).expanduser()))
     return replace(settings, **paths)
@@ -167,6 +182,8 @@ def _backbone(settings: BackboneSettings) -> Backbone:
 def _read_samples(settings: SiteSettings, seed: int, classes: int | None) -> Federation:
     path = Path(settings.data)
     if path.is_dir():
+        if settings.missing != "error":
+            raise ConfigError(f"site {settings.id}: missing has no place here, a saved federation has no gaps")
         return _only(_load(str(path)), settings, classes)
     if not path.is_file():
         raise DataError(f"site {settings.id}: there is no data at {path}")
@@ -185,8 +202,14 @@ def _read_samples(settings: SiteSettings, seed: int, classes: int | None) -> Fed
         classes=classes,
         length=settings.length,
         label_type=settings.label_type,
+        missing=_missing(settings),
         name=settings.id,
     )
+
+
+def _missing(settings: SiteSettings) -> Missing:
+    """A site does not know where others have gaps: every feature has an indicator."""
+    return "fill-all" if settings.missing == "fill" else "error"
 
 
 @lru_cache(maxsize=1)
@@ -219,7 +242,9 @@ def _read_table(path: Path, settings: SiteSettings) -> Any:
     """What a table holds, as `from_clients` takes it."""
     if settings.label is None:
         raise ConfigError(f"site {settings.id}: {path.name} is a table, so label must name its column of labels")
-    columns = Columns(settings.label, settings.split, settings.features, label_type=settings.label_type)
+    columns = Columns(
+        settings.label, settings.split, settings.features, label_type=settings.label_type, missing=_missing(settings)
+    )
     rows = read_rows([open_table(path)], columns)
     if rows.class_names is not None:
         raise DataError(

@@ -125,6 +125,7 @@ class Worker:
         torch.set_grad_enabled(False)
 
     def version(self) -> str:
+        """The version of personafl on the worker's machine."""
         return __version__
 
     def take(self, number: int, shard: Shard, everybody: dict[str, Any] | None = None) -> None:
@@ -138,6 +139,7 @@ class Worker:
         self._shards[number] = Shard(shard.ids, everybody=shard.everybody), clients
 
     def start(self, number: int, algorithm: Algorithm, theta0: NDArray[Any]) -> None:
+        """As `Clients.start`, for a shard."""
         clients = self._shards[number][1]
         clients.start(algorithm, torch.tensor(theta0).to(clients.device))
 
@@ -168,6 +170,7 @@ class Worker:
         }
 
     def measure(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> Columns:
+        """As `Clients.measure`, for some clients of a shard."""
         return self._shards[number][1].measure(self._snapshot(number, view, shared), self._local(number, view.ids))
 
     def moments(self, number: int, ids: Ints, theta: NDArray[Any], known: list[Moments]) -> Moments | None:
@@ -176,9 +179,11 @@ class Worker:
         return engine.moments(torch.tensor(theta).to(engine.device), self._local(number, ids), known)
 
     def rows(self, number: int, ids: Ints) -> Arrays:
+        """What these clients keep, see `Clients.rows`."""
         return arrays(self._shards[number][1].rows(self._local(number, ids)))
 
     def put_rows(self, number: int, ids: Ints, rows: Arrays) -> None:
+        """Give these clients what they keep."""
         self._shards[number][1].put_rows(self._local(number, ids), self._tensors(rows))
 
     def predictions(self, number: int, view: ShardRequest, shared: dict[str, Any]) -> pa.Table | None:

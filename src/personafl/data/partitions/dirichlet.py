@@ -98,6 +98,7 @@ def dirichlet_counts(alpha: float, clients: int, sizes: Indices, rng: np.random.
 
 
 def check_alpha(partition: Partition, alpha: float) -> None:
+    """Refuse an alpha that is not positive, or too extreme to draw by."""
     if not 1e-100 <= alpha <= 1e100:
         raise ConfigError(
             f"partition {partition.name}: alpha = {alpha} must be positive (1e-100 to 1e100): the "

@@ -59,7 +59,8 @@ class Files:
         is there: `auto`, as where it is left out.
     missing
         `error`, as where it is left out; or `fill`: missing numbers by the median and categories by the mode of the
-        training samples, with a feature 0 or 1 for each column that has gaps.
+        training samples, with a feature 0 or 1 for each column that has gaps; or `fill-all`: for every
+        column.
     length : int, optional
         What samples of unequal length are padded to; left out, the longest.
     normalize

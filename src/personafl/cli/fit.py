@@ -1,0 +1,111 @@
+"""`personafl fit`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from personafl.cli.console import DataDir, Json, Overrides, print_json, say
+
+if TYPE_CHECKING:
+    from personafl.config import Config
+
+
+def fit(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A config (.toml), a table (.csv, .parquet), or a folder with a .npz for each client.",
+            metavar="CONFIG_OR_DATA",
+            readable=False,
+        ),
+    ],
+    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take, such as 90s, 10m, 1h30m.")] = "10m",
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The folder. Default: runs/<config or data>-fit.", readable=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in the folder.")] = False,
+    methods: Annotated[
+        str, typer.Option("-a", "--algorithms", help="What to try, in place of the usual methods.", metavar="A,B,…")
+    ] = "",
+    one_model: Annotated[
+        bool, typer.Option("--one-model", help="One model for each client, no mixtures of predictions.")
+    ] = False,
+    trials: Annotated[int | None, typer.Option(metavar="N", help="The most candidates, whatever time is left.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of labels.")] = None,
+    client: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of client ids.")] = None,
+    set_: Overrides = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best model for each client, within a budget of time.
+
+    Tries methods and settings, gives bad ones up early, and chooses for each
+    client, all on validation data. Test data only tells how good the result is.
+    Ctrl-C ends with the best so far; --resume goes on.
+
+    Examples:
+
+      personafl fit mnist.toml --budget 10m --out runs/mnist-fit
+
+      personafl fit patients.csv --label outcome --client hospital
+
+      personafl fit mnist.toml --budget 30m --out runs/mnist-fit --resume
+    """
+    begun = time.monotonic()
+    from personafl.cli.console import err, out
+    from personafl.fitting.config import config_job_to_fit
+    from personafl.fitting.fit import fit_job
+    from personafl.signals import exit_code, on_stop
+
+    config = _config(source, label, client, set_ or [])
+    folder = out_folder or Path("runs") / f"{source.name.split('.')[0]}-fit"
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    try:
+        with on_stop():
+            job = config_job_to_fit(config)
+            found = fit_job(job, folder, budget, names or None, not one_model, trials, resume, True, begun)
+    except KeyboardInterrupt as stop:
+        say(err, "Stopped before anything was trained far enough to choose from.")
+        raise typer.Exit(exit_code(stop)) from None
+    page = found.report()
+    if as_json:
+        told = found.summary
+        print_json({"fit": str(folder), "report": str(page), **{key: told[key] for key in ("measure", "test", "way")}})
+    else:
+        found.show(out)
+        say(out, f"Folder: {folder} (models, clients.parquet, chosen.toml for a real federation)")
+        say(out, f"Report: {page}")
+    if found.summary["stopped"]:
+        words = ["personafl", "fit", str(source), "--budget", budget, "--out", str(folder), "--resume"]
+        words += ["-a", ",".join(names)] if names else []
+        words += ["--one-model"] if one_model else []
+        given: dict[str, Any] = {"--trials": trials, "--label": label, "--client": client, "--data-dir": data_dir}
+        for option, value in given.items():
+            words += [option, str(value)] if value else []
+        words += [w for part in set_ or [] for w in ("-s", part)]
+        say(err, f"Stopped; this is the best so far. Continue with: {shlex.join(words)}")
+        raise typer.Exit(130)
+
+
+def _config(source: Path, label: str | None, client: str | None, overrides: list[str]) -> Config:
+    """The config, or one for data alone."""
+    from personafl.config import for_method, parse, read_tables
+    from personafl.errors import ConfigError
+
+    if source.suffix == ".toml":
+        if label or client:
+            raise ConfigError(f"--{'label' if label else 'client'} is for a table: a config has its own [data]")
+        tables = read_tables(source)
+    else:
+        if not source.exists():
+            raise ConfigError(f"there is no config or data {source}; a relative path starts at the working directory")
+        columns = {"label": label, "client": client}
+        data = {"name": "files", "path": str(source), **{key: value for key, value in columns.items() if value}}
+        tables = {"data": data, "splits": [0.6, 0.2, 0.2]}
+    tables.pop("methods", None)
+    return parse(for_method(tables, "separate", overrides))

@@ -1,0 +1,29 @@
+"""The job of a config, ready for a fit."""
+
+from __future__ import annotations
+
+import logging
+
+from personafl.config import Config
+from personafl.errors import ConfigError
+from personafl.fitting.validation import with_validation
+from personafl.jobs import config_job
+from personafl.settings import BACKEND_NAMES
+from personafl.training.job import Job
+
+log = logging.getLogger("personafl")
+
+
+def config_job_to_fit(config: Config) -> Job:
+    """The job of a config whose federation has validation data. Its algorithm is not looked at."""
+    if config.engine.name in BACKEND_NAMES:
+        raise ConfigError(
+            f"engine = {config.engine.name!r}: a fit trains in this process; leave it out, and give chosen.toml to the "
+            "backend afterwards"
+        )
+    if config.privacy is not None:
+        raise ConfigError("[privacy]: a fit tries many trainings, whose privacy would add up; leave it out")
+    federation = with_validation(config.federation(), config.seed)
+    for note in federation.notes:
+        log.warning("%s", note)
+    return config_job(config, federation)

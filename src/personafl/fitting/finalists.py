@@ -1,0 +1,166 @@
+"""The models that clients choose from, and what these say of every validation and test sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from personafl.engines import Engine
+from personafl.engines.base import Split
+from personafl.engines.measuring import labels_of
+from personafl.fitting.candidates import REFERENCES, Candidate, Outcome
+from personafl.fitting.choice import Floats
+from personafl.kernels.losses import couples_samples
+from personafl.kernels.task import Task
+from personafl.runs.run import Run
+from personafl.states import Ints
+from personafl.tasks import LearningTask
+
+MOST = 6
+"""Finalists, the references included."""
+LIKELIHOODS = ("cross_entropy", "binary_cross_entropy", "hazard_likelihood")
+"""Losses that are the negative logarithm of a probability."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A model of a finished run: the clients' personalized ones, or the global one for everybody.
+
+    Attributes
+    ----------
+    who
+        `personal` or `global`.
+    score
+        On validation data, more is better.
+    """
+
+    candidate: Candidate
+    outcome: Outcome
+    who: str
+    score: float
+    label: str
+
+
+def finalists(candidates: Sequence[Candidate], most: int = MOST) -> list[Finalist]:
+    """The models to choose from: the references, then the best of other methods, one each, then the best of all.
+
+    Names are those of the methods, and `one model` is FedAvg's global one.
+    """
+    models = [model for candidate in candidates for model in _models(candidate)]
+    models.sort(key=lambda m: (-m.score, m.candidate.number))
+    wanted = [("separate", "personal"), ("fedavg", "global"), ("fedavg-ft", "personal")]
+    chosen = [m for want in wanted if (m := next((m for m in models if (m.candidate.method, m.who) == want), None))]
+    for once in (True, False):  # first the best of each method
+        for model in models:
+            methods = [(m.candidate.method, m.who) for m in chosen]
+            if (
+                len(chosen) < most
+                and model not in chosen
+                and not (once and (model.candidate.method, model.who) in methods)
+            ):
+                chosen.append(model)
+    labels: list[str] = []
+    out = []
+    for model in chosen:
+        label, count = (
+            model.label,
+            sum(other == model.label or other.startswith(f"{model.label} (") for other in labels),
+        )
+        labels.append(f"{label} ({count + 1})" if count else label)
+        out.append(Finalist(model.candidate, model.outcome, model.who, model.score, labels[-1]))
+    return out
+
+
+def _models(candidate: Candidate) -> list[Finalist]:
+    """The best personalized and the best global models that a candidate had, at whichever length of training."""
+    found = []
+    for who, key in (("personal", "score"), ("global", "global_score")):
+        known = [o for o in candidate.outcomes.values() if not o.why and np.isfinite(getattr(o, key))]
+        if not known or (who == "global" and candidate.method not in ("fedavg",)):
+            continue
+        best = max(known, key=lambda o: (getattr(o, key), -o.rounds))
+        found.append(Finalist(candidate, best, who, float(getattr(best, key)), label(candidate.method, who)))
+    return found
+
+
+def label(method: str, who: str) -> str:
+    """How a finalist is called.
+
+    >>> label("separate", "personal"), label("fedavg", "global"), label("ditto", "personal")
+    ('alone', 'one model', 'ditto')
+    """
+    if method == REFERENCES[0]:
+        return "alone"
+    return "one model" if who == "global" else method
+
+
+def theta_of(run: Run, who: str, ids: Sequence[str]) -> Tensor:
+    """The parameters of these clients' models (K, P), or of the one for everybody (P,), as engines take them."""
+    task = run.task
+    if who == "global":
+        with safe_open(run.folder.models / "global.safetensors", "pt") as file:
+            return task.vector({name: file.get_tensor(name) for name in list(file.keys())})
+    with safe_open(run.folder.models / "personal.safetensors", "pt") as file:
+        known = {client: row for row, client in enumerate(json.loads(file.metadata()["clients"]))}
+        names = [*task.names, *(n for n in task.statistic_names if n in set(file.keys()))]
+        rows = torch.tensor([known.get(client, -1) for client in ids])
+        parts = []
+        for name in names:
+            tensor = file.get_tensor(name)
+            parts.append(tensor[rows.clamp(min=0)].reshape(len(ids), -1).float())
+    theta = torch.cat(parts, 1)
+    if (rows < 0).any():  # never active, in a large federation: they share a model
+        with safe_open(run.folder.models / "others.safetensors", "pt") as file:
+            theta[rows < 0] = task.vector({name: file.get_tensor(name) for name in list(file.keys())})
+    return theta
+
+
+def outputs_of(engine: Engine, theta: Tensor, split: Split) -> Tensor:
+    """What a model says of every sample of a split, client after client."""
+    ids: Ints = np.arange(len(engine.federation))
+    found = engine.outputs(theta, ids, split)
+    return found.float().cpu()
+
+
+def log_likelihoods(task: Task, outputs: Tensor, y: Tensor, owner: Ints, clients: int) -> Floats:
+    """The logarithm of the probability of each sample under each of F models (N, F), up to a constant for each.
+
+    A loss that is no likelihood is taken for one by a scale that suits the best of the models: twice its mean loss,
+    which makes a squared error that of a normal density. Where a loss couples samples, a client's is shared out evenly.
+    """
+    losses = np.stack([_losses(task.kind, each, y, owner, clients) for each in outputs], 1)
+    if task.kind.loss_name in LIKELIHOODS or not len(losses):
+        return -losses
+    return np.asarray(-losses / max(2 * float(losses.mean(0).min()), np.finfo(float).tiny))
+
+
+def _losses(kind: LearningTask, outputs: Tensor, y: Tensor, owner: Ints, clients: int) -> Floats:
+    objective: Any = kind.objective
+    if not couples_samples(objective):
+        found = objective(outputs, y)
+        values = found[0] if isinstance(found, tuple) else found
+        return np.asarray(np.nan_to_num(values.double().numpy(), nan=1e6, posinf=1e6))
+    out = np.zeros(len(owner))
+    for client in np.unique(owner):
+        mine = np.flatnonzero(owner == client)
+        at = torch.from_numpy(mine)
+        out[mine] = float(objective(outputs[at], y[at], weight=torch.ones(len(mine))))
+    return out
+
+
+def owners(engine: Engine, split: Split) -> Ints:
+    """The client of each sample of a split."""
+    sizes = engine.federation.sizes(split)
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def labels(engine: Engine, split: Split) -> Tensor:
+    """The labels of a split, client after client."""
+    return labels_of(engine, np.arange(len(engine.federation)), split)

@@ -1,0 +1,322 @@
+"""`fit`: a federation and a budget of time in; a model for each client, and an honest number, out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from torch import nn
+
+from personafl.algorithms import Algorithm, Separate
+from personafl.errors import ConfigError, RunError
+from personafl.federation import Federation
+from personafl.files import make_folder, write_text
+from personafl.fitting import ending
+from personafl.fitting.budget import Clock, seconds_of, written
+from personafl.fitting.candidates import Candidate, Outcome, Portfolio
+from personafl.fitting.progress import FitProgress
+from personafl.fitting.result import Fit, summary_of
+from personafl.fitting.search import Search
+from personafl.fitting.training import Trainer
+from personafl.fitting.validation import with_validation
+from personafl.inputs import shape_of
+from personafl.jobs import module_tables, module_task, training_labels, with_settings
+from personafl.kernels.task import Objective, Task
+from personafl.models import default_model, initialize
+from personafl.registry import described
+from personafl.settings import EngineSettings, Local, Schedule
+from personafl.signals import Interrupted, on_stop
+from personafl.storage.folder import RunFolder, without_none
+from personafl.tasks import LearningTask, Metric, task_for
+from personafl.training.arguments import check_federation, check_model, check_seed, check_settings
+from personafl.training.job import Job
+
+log = logging.getLogger("personafl")
+
+RESERVE = 0.06
+"""Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
+CHOICE_SECONDS = 2e-4
+"""What the choice takes for a validation sample, generously."""
+TRIALS_FILE, SETTINGS_FILE = "trials.jsonl", "search.json"
+
+
+def fit(
+    federation: Federation,
+    module: nn.Module | None = None,
+    *,
+    budget: str | float = "10m",
+    methods: Sequence[Algorithm | str] | None = None,
+    mixtures: bool = True,
+    trials: int | None = None,
+    seed: int = 0,
+    schedule: Schedule | None = None,
+    local: Local | None = None,
+    engine: str | EngineSettings = "auto",
+    task: str | LearningTask | None = None,
+    loss: str | Objective | None = None,
+    metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> Fit:
+    """Find the best model for each client, within a budget of time.
+
+    Several methods are trained with several settings; bad ones are given up early. Then every client gets one of the
+    best models, or a mixture of their predictions. All of this is decided on validation data; only the result is
+    measured on test data. docs/fit.md says how it chooses, and when not to trust it.
+
+    Parameters
+    ----------
+    federation
+        The clients' data. Where nobody has validation data, a quarter of the training data is taken for it.
+    module
+        Any torch module; left out, one that suits the data: a small convolutional network for images, else a network
+        with a hidden layer.
+    budget
+        How long it may take: "10m", "90s", "1h30m", or seconds.
+    methods
+        What to try: algorithms or names; left out, a portfolio (`personafl.fitting.candidates.PORTFOLIO`). Training
+        alone, FedAvg and FedAvg with fine-tuning come along.
+    mixtures
+        Whether a client may get a mixture of several models' predictions. Without, everybody gets one model.
+    trials
+        The most candidates, whatever time is left: with this and time enough, the same seed gives the same result.
+    seed
+        What everything that is drawn follows from.
+    schedule, local, engine, task, loss, metrics
+        As in `train`. `schedule.rounds` is the longest that a candidate is trained.
+    out
+        The folder; left out, a temporary one that is deleted with the returned object.
+    resume
+        Go on with the fit in `out`: what was trained is reused, and the time that it took counts.
+    progress
+        Show a progress bar on a terminal.
+    **settings
+        Single fields of `Schedule` and `EngineSettings` by their names, such as `rounds=50`.
+
+    Examples
+    --------
+    >>> import personafl as pf
+    >>> fed = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=4, alpha=0.5))
+    >>> found = pf.fit(fed, nn.Linear(64, 10), methods=["ditto"], trials=4, rounds=2, progress=False)
+    >>> len(found.table()), found.personal("client-3")(fed.x[:2]).shape
+    (4, torch.Size([2, 10]))
+    """
+    begun = time.monotonic()
+    check_federation(federation)
+    check_seed(seed)
+    check_settings(schedule, local, None, engine, loss=loss, metrics=metrics, out=out, settings=settings)
+    schedule, chosen = with_settings(schedule, engine, settings)
+    federation = with_validation(federation, seed)
+    for note in federation.notes:
+        log.warning("%s", note)
+    if module is None:
+        made, tables = _sensible(federation, seed, task, loss, metrics)
+    else:
+        check_model(module)
+        made, tables = module_task(federation, module, task, loss, metrics), module_tables(federation, module)
+    job = Job(federation, made, Separate(), schedule, local or Local(), chosen, seed=seed, tables=tables)
+    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun)
+
+
+def _sensible(federation: Federation, seed: int, task: Any, loss: Any, metrics: Any) -> tuple[Task, dict[str, Any]]:
+    """A model by name that suits the data, and what run.toml says of it."""
+    model = default_model(shape_of(federation.x))
+    # What the task is follows from the labels; how many outputs it needs, from the task.
+    kind = task_for(federation.y, lambda: training_labels(federation), task, loss, metrics)
+    built = initialize(
+        model, shape_of(federation.x), kind.outputs(federation.y, federation.classes), seed, federation.constants
+    )
+    return Task(built, kind), {**module_tables(federation, built), "model": described(model)}
+
+
+def fit_job(
+    job: Job,
+    out: str | Path | None,
+    budget: str | float = "10m",
+    methods: Sequence[Algorithm | str] | None = None,
+    mixtures: bool = True,
+    trials: int | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    begun: float | None = None,
+) -> Fit:
+    """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`time.monotonic`)."""
+    if trials is not None and trials < 1:
+        raise ConfigError(f"trials = {trials}: must be at least 1, or left out")
+    if resume and out is None:
+        raise RunError("resume needs the folder of the fit: name it with out")
+    seconds, portfolio = seconds_of(budget), Portfolio(methods, job.local)
+    temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
+    folder = Path(temporary.name if temporary else str(out))
+    if not resume:
+        RunFolder(folder).check_free()
+    with RunFolder(folder).lock():
+        _check_same(folder, job, portfolio)
+        trainer = Trainer(job, folder / "candidates", portfolio)
+        search = Search(portfolio, job.local, job.schedule.rounds, job.seed, trials)
+        clock = Clock(seconds, _read_trials(folder, search) if resume else 0.0, begun)
+        with closing(FitProgress(job.task.kind.primary, clock, progress)) as shown:
+            stopped = _searched(search, trainer, clock, folder, shown)
+            if search.leader is None:
+                raise _nothing(search, seconds, clock)
+            shown.say("choosing for each client, then measuring on test data")
+            ended = ending.end(trainer, search.candidates, mixtures)
+            told = summary_of(job, search, ended, clock.spent, seconds, stopped)
+            ending.write(folder, trainer, ended, told, clock.spent)
+            _write_config(folder, job, trainer, ended)
+    made = Fit(folder, job, portfolio, temporary)
+    if stopped:
+        log.warning("stopped before the budget was used: this is the best so far; resume goes on")
+    return made
+
+
+def _searched(search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress) -> bool:
+    """Train candidates until the time is over; True where somebody stopped it before."""
+    reserve = RESERVE * clock.budget
+    samples = int(trainer.job.federation.sizes("val").sum())
+    try:
+        with on_stop():
+            while True:
+                left = clock.left - max(reserve, _closing_seconds(search, samples))
+                attempt = search.next(left)
+                if attempt is None or left <= 0:
+                    return False
+                listeners = shown.tried(attempt, search.leader)
+                outcome = trainer.train(attempt, left, listeners)
+                if outcome is None:
+                    return False
+                outcome = replace(outcome, at=round(clock.spent, 3))
+                search.tell(attempt.candidate, outcome)
+                _append_trial(folder, attempt.candidate, outcome)
+                shown.ended(search.leader)
+    except KeyboardInterrupt as stop:
+        if search.leader is None or (isinstance(stop, Interrupted) and stop.number != 2):
+            raise
+        return True
+
+
+def _closing_seconds(search: Search, samples: int) -> float:
+    """What the end may take.
+
+    The data goes through every finalist a few times, as an evaluation does, and the choice goes through the validation
+    samples a few hundred times.
+    """
+    shortest = [o.seconds / o.rounds for c in search.candidates for o in c.outcomes.values() if not o.why]
+    return (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
+
+
+def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:
+    """Why there is no model at all."""
+    failed = [o for c in search.candidates for o in c.outcomes.values() if o.why]
+    if failed:
+        return ConfigError(f"every candidate failed, the first one for this reason: {failed[0].why}")
+    return ConfigError(
+        f"budget = {written(seconds)} is too little for one candidate: its first {search.rungs[0]} rounds were not "
+        f"done after {written(clock.spent)}; give more time, fewer rounds, or a smaller model"
+    )
+
+
+# --- what a fit can go on from ----------------------------------------------------------------------------------------
+
+
+def _check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
+    """Note what is fitted, or refuse to go on with something else."""
+    now = {
+        "fingerprint": job.federation.fingerprint,
+        "parameters": job.task.size,
+        "loss": job.task.kind.loss_name,
+        "rounds": job.schedule.rounds,
+        "activity": job.schedule.activity,
+        "seed": job.seed,
+        "local": job.local.table(),
+        "methods": {name: asdict(algorithm) for name, algorithm in portfolio.algorithms.items()},
+    }
+    now = json.loads(json.dumps(now, default=str))
+    make_folder(folder)
+    file = folder / SETTINGS_FILE
+    if not file.exists():
+        write_text(file, json.dumps(now, indent=1) + "\n")
+        return
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}") from error
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise RunError(
+                f"{folder} holds another fit: its {key} differs; go on with the same data and settings, or name "
+                "another folder with out (--out)"
+            )
+
+
+def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome) -> None:
+    line = {
+        "number": candidate.number, "method": candidate.method, "settings": candidate.settings,
+        **{key: None if value != value else value for key, value in vars(outcome).items()},  # NaN is none in JSON
+    }  # fmt: skip
+    with (folder / TRIALS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _read_trials(folder: Path, search: Search) -> float:
+    """Put the candidates of earlier sessions into a search; the seconds that these took."""
+    spent = 0.0
+    known: dict[int, Candidate] = {}
+    file = folder / TRIALS_FILE
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else [], 1):
+        try:
+            found = json.loads(line)
+            score, common, seconds = (_number(found[key]) for key in ("score", "global_score", "seconds"))
+            spent = float(found["at"])
+            outcome = Outcome(
+                int(found["rounds"]), score, common, seconds, str(found["folder"]), str(found["why"]), spent
+            )
+            candidate = known.setdefault(
+                int(found["number"]), Candidate(int(found["number"]), str(found["method"]), dict(found["settings"]))
+            )
+        except (ValueError, KeyError, TypeError):  # the line in flight when the process was killed
+            log.warning("%s, line %d cannot be read and is left out", file, number)
+            continue
+        if outcome.folder and not RunFolder(folder / "candidates" / outcome.folder).exists:
+            continue
+        candidate.outcomes[outcome.rounds] = outcome
+    for place, number in enumerate(sorted(known)):
+        search.put(replace(known[number], number=number) if place == number else known[number])
+    return spent
+
+
+def _number(value: Any) -> float:
+    return np.nan if value is None else float(value)
+
+
+# --- for a real federation --------------------------------------------------------------------------------------------
+
+
+def _write_config(folder: Path, job: Job, trainer: Trainer, ended: ending.Ending) -> None:
+    """chosen.toml: the best single method with its settings, as `personafl run` and `deploy` take it."""
+    best = max(ended.finalists, key=lambda model: model.score)
+    candidate = trainer.job_of(best.candidate, best.outcome.rounds)
+    tables: dict[str, Any] = {"seed": job.seed, "rounds": best.outcome.rounds, "activity": job.schedule.activity}
+    for name in ("data", "partition", "splits", "splitting", "task", "backbone", "model"):
+        table = job.tables.get(name)
+        if table is not None and (not isinstance(table, dict) or "name" in table or name == "backbone"):
+            tables[name] = table
+    tables["algorithm"] = described(candidate.algorithm)
+    tables["local"] = candidate.local.table()
+    text = "# The best single method of a fit, chosen on validation data.\n"
+    if "class" in job.tables.get("model", {}):
+        text += (
+            "# The model was made in Python: name it, [model] name = 'package.module:Name' (docs/your-package.md).\n"
+        )
+    write_text(folder / "chosen.toml", text + tomli_w.dumps(without_none(tables)))

@@ -1,0 +1,372 @@
+"""What a fit gives: a model for each client, who gains, what was tried."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import ArrayLike
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from personafl.engines.measuring import measure_outputs
+from personafl.errors import DataError, RunError
+from personafl.federation import Federation
+from personafl.files import write_atomically
+from personafl.fitting.budget import written
+from personafl.fitting.candidates import Portfolio
+from personafl.fitting.choice import Floats
+from personafl.fitting.ending import Ending, interval, measured
+from personafl.fitting.finalists import labels, outputs_of, theta_of
+from personafl.fitting.mixture import MixedModel, mixed_outputs, stacked_mixtures
+from personafl.fitting.search import Search
+from personafl.metrics.measures import LOSS, Measure
+from personafl.metrics.permutation import sign_flip
+from personafl.report.data import report_data
+from personafl.report.output import default_page, write_page
+from personafl.runs.run import Run
+from personafl.study.differences import LEVEL
+from personafl.training.job import Job
+
+FILE = "fit.json"
+ALONE = 0.9
+"""A client with so much weight on training alone need not join."""
+CALLED = {"alone": "Training alone", "global": "One model for all"}
+
+
+class Fit(Run):
+    """What `fit` returns and `load_fit` finds again: a run whose personal models were chosen for each client.
+
+    Parameters
+    ----------
+    path
+        The folder of the fit.
+    job, portfolio
+        What was fitted, where it was made in this process.
+    module
+        The model's module, for a fit whose model is not one of personafl's own.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        job: Job | None = None,
+        portfolio: Portfolio | None = None,
+        temporary: tempfile.TemporaryDirectory[str] | None = None,
+        module: nn.Module | None = None,
+        backbone: nn.Module | str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            path, module=module, task=None if job is None else job.task, temporary=temporary, backbone=backbone
+        )
+        self._job, self._portfolio = job, portfolio
+        self.summary: dict[str, Any] = _read(self.path / FILE)
+
+    def __repr__(self) -> str:
+        return "\n".join(["Fit of a model for each client", *(f"  {line}" for line in self.sentences())])
+
+    # --- numbers -----------------------------------------------------------------------------------------------
+
+    def table(self) -> pa.Table:
+        """A row for each client: what it got, how good that is on its test data, and what it gains.
+
+        `gain_over_alone` and `gain_over_global` are positive where the fit is better. `needs_others` is false for
+        clients whose model is (almost) the one that they train alone.
+        """
+        clients, measure = self.clients(), self.primary
+        sign = measure.better or 1
+        own, alone, common = (measured(clients, measure, who) for who in ("personal", "alone", "global"))
+        weights, labels = self.weights, self.summary["finalists"]
+        texts = [_in_words(row, [f["label"] for f in labels]) for row in weights]
+        names = [f["label"] for f in labels]
+        apart = weights[:, names.index("alone")] if "alone" in names else np.zeros(len(weights))
+        columns = {
+            "client": clients.column("client"),
+            "n_train": clients.column("n_train"),
+            "n_val": clients.column("n_val"),
+            "n_test": clients.column("n_test"),
+            "model": pa.array(texts),
+            measure.name: _nullable(own),
+            f"alone_{measure.name}": _nullable(alone),
+            f"global_{measure.name}": _nullable(common),
+            "gain_over_alone": _nullable(sign * (own - alone)),
+            "gain_over_global": _nullable(sign * (own - common)),
+            "needs_others": pa.array(apart < ALONE),
+        }
+        return pa.table(columns)
+
+    @property
+    def weights(self) -> Floats:
+        """How much each finalist counts for each client, (K, F)."""
+        return np.array(self.summary["weights"], np.float64)
+
+    @property
+    def score(self) -> dict[str, float]:
+        return super().score
+
+    @property
+    def number(self) -> dict[str, Any]:
+        """The measure on test data, which no choice has seen, with a 95% interval over clients."""
+        return dict(self.summary["test"])
+
+    def sentences(self) -> list[str]:
+        """What came out, in words."""
+        return list(self.summary["sentences"])
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the finalists and what came out."""
+        console = console or Console()
+        measure = self.primary
+        table = Table(
+            "finalist", "settings", "rounds", f"{measure.label}, validation", "clients that use it", "mean weight"
+        )
+        weights = self.weights
+        for f, model in enumerate(self.summary["finalists"]):
+            settings = ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in model["settings"].items())
+            value = (measure.better or 1) * model["score"]
+            used = int((weights[:, f] > 0).sum())
+            table.add_row(model["label"], settings or "as given", str(model["rounds"]), measure.write(value), str(used),
+                          f"{weights[:, f].mean():.2f}")  # fmt: skip
+        console.print(table)
+        for sentence in self.sentences():
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report page: which model for whom, who gains, what was tried."""
+        target = default_page([self.path]) if path is None else Path(path)
+        write_page(target, report_data([self.path]))
+        return target
+
+    # --- models ------------------------------------------------------------------------------------------------
+
+    def finalist(self, place: int) -> Run:
+        """The run of a finalist."""
+        model = self.summary["finalists"][place]
+        found = self._job is not None and self._portfolio is not None
+        if found:
+            assert self._job is not None and self._portfolio is not None
+            algorithm, _ = self._portfolio.made(model["method"], model["settings"], self._job.local)
+            return Run(self.path / "candidates" / model["folder"], algorithm=algorithm, task=self._made(algorithm),
+                       backbone=self._job.federation.backbone)  # fmt: skip
+        return Run(self.path / "candidates" / model["folder"], module=self._module, backbone=self._backbone)
+
+    def _made(self, algorithm: Any) -> Any:
+        from personafl.algorithms.extras import trained_task
+
+        assert self._job is not None
+        return trained_task(algorithm, self._job.task)
+
+    def personal(self, client: str | int) -> nn.Module:
+        """The model of a client: one of the finalists', or a module that mixes the predictions of several."""
+        ids = self.summary["clients"]
+        if str(client) not in ids:
+            raise DataError(f"{self.path} has no client {str(client)!r}; the first are {', '.join(ids[:3])}")
+        row = self.weights[ids.index(str(client))]
+        return self._mix(row, lambda run, who: run.global_model() if who == "global" else run.personal(client))
+
+    def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
+        """A model for somebody who was not there.
+
+        Each finalist is personalized as its method does it, and mixed with the weights of a client of which nothing is
+        known.
+        """
+        row = np.array(self.summary["newcomer"])
+        return self._mix(row, lambda run, who: run.global_model() if who == "global" else run.personalize(x, y))
+
+    def _mix(self, row: Floats, model: Any) -> nn.Module:
+        used = np.flatnonzero(row)
+        made = [model(self.finalist(int(f)), self.summary["finalists"][int(f)]["who"]) for f in used]
+        return made[0] if len(used) == 1 else MixedModel(made, row[used].tolist(), self.task.kind)
+
+    def newcomers(self, data: dict[str, Any]) -> Federation:
+        return self.finalist(0).newcomers(data)
+
+    def write_newcomers(self, path: Path, federation: Federation) -> dict[str, Floats]:
+        row, ids = np.array(self.summary["newcomer"]), np.arange(len(federation))
+        used = [int(f) for f in np.flatnonzero(row)]
+        runs, thetas = [self.finalist(f) for f in used], []
+        for f, run in zip(used, runs, strict=True):
+            common = self.summary["finalists"][f]["who"] == "global"
+            thetas.append(theta_of(run, "global", ()) if common else run.personalize_all(federation))
+        tensors = stacked_mixtures([run.task for run in runs], thetas, np.tile(row[used], (len(ids), 1)))
+        write_atomically(path, lambda to: save_file(tensors, to, {"clients": json.dumps(list(federation.ids))}))
+        engines = [run.newcomer_engine(federation) for run in runs]
+        outputs = torch.stack([outputs_of(e, theta, "test") for e, theta in zip(engines, thetas, strict=True)])
+        mixed = mixed_outputs(self.task.kind, outputs, np.tile(row[used], (outputs.shape[1], 1)))
+        return measure_outputs(engines[0], mixed, labels(engines[0], "test"), federation.sizes("test"))
+
+    def personalize_all(self, federation: Federation) -> Tensor:
+        raise RunError("a fit mixes several models: take fit.personalize(x, y), or write_newcomers for many")
+
+
+def load_fit(path: str | Path, module: nn.Module | None = None, backbone: nn.Module | str | Path | None = None) -> Fit:
+    """Open the folder of a fit. Nothing in it is executed.
+
+    Parameters
+    ----------
+    module
+        The model's module, where it is not one of personafl's own.
+    backbone
+        The frozen backbone of a fit on features, or the path of its weights.
+    """
+    return Fit(path, module=module, backbone=backbone)
+
+
+def is_fit(path: Path) -> bool:
+    """Whether a folder is that of a finished fit."""
+    return (path / FILE).is_file()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        known = ("finalists", "weights", "clients", "newcomer", "test", "sentences")
+        if missing := [key for key in known if key not in found]:
+            raise ValueError(f"it lacks {missing[0]}")
+    except FileNotFoundError:
+        raise RunError(f"{file.parent} holds no finished fit: go on with resume (--resume)") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read: {error}") from error
+    return dict(found)
+
+
+def _nullable(values: Floats) -> pa.Array:
+    return pa.array(np.nan_to_num(values), mask=~np.isfinite(values))
+
+
+def _in_words(row: Floats, labels: Sequence[str]) -> str:
+    """A client's weights for people.
+
+    >>> _in_words(np.array([0.25, 0.0, 0.75]), ["alone", "one model", "ditto"])
+    '75% ditto + 25% alone'
+    """
+    order: list[int] = sorted(np.flatnonzero(row).tolist(), key=lambda f: -row[f])
+    if len(order) == 1:
+        return labels[order[0]]
+    return " + ".join(f"{row[f]:.0%} {labels[f]}" for f in order)
+
+
+# --- fit.json ---------------------------------------------------------------------------------------------------------
+
+
+def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool) -> dict[str, Any]:
+    """What fit.json says."""
+    measure, table = job.task.kind.primary, ending.table
+    n = np.asarray(table.column("n_test").to_numpy(), np.float64)
+    test = _test(measure, table, n, job.seed)
+    labels, way = [model.label for model in ending.finalists], ending.choice.way
+    return {
+        "measure": measure.name,
+        "test": test,
+        "n_val": int(table.column("n_val").to_numpy().sum()),
+        "way": {"kind": way.kind, "alpha": _finite(way.alpha), "sentence": way.sentence(labels)},
+        "ways": [
+            {"kind": each.way.kind, "alpha": _finite(each.way.alpha), "title": each.way.title(labels),
+             "unseen": each.unseen, "seen": each.seen, "log_likelihood": each.log_likelihood,
+             "taken": each.way == way}
+            for each in ending.choice.considered
+        ],
+        "finalists": [
+            {"label": m.label, "method": m.candidate.method, "who": m.who, "settings": m.candidate.settings,
+             "rounds": m.outcome.rounds, "score": m.score, "folder": m.outcome.folder}
+            for m in ending.finalists
+        ],
+        "clients": list(job.federation.ids),
+        "weights": [[round(float(w), 6) for w in row] for row in ending.choice.weights],
+        "newcomer": [float(w) for w in ending.newcomer],
+        "budget": budget,
+        "seconds": round(spent, 2),
+        "stopped": stopped,
+        "trials": [
+            {"number": c.number, "method": c.method, "settings": c.settings,
+             "outcomes": [{"rounds": o.rounds, "score": _finite(o.best), "seconds": round(o.seconds, 3), "at": o.at,
+                           "why": o.why}
+                          for _, o in sorted(c.outcomes.items())]}
+            for c in search.candidates
+        ],
+        "sentences": _sentences(measure, test, ending, search, spent, budget, labels),
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _test(measure: Measure, table: pa.Table, n: Floats, seed: int) -> dict[str, Any]:
+    """The measure on test data, and beside it alone and one model for all, with who gains."""
+    used = (
+        measure
+        if f"personal_{'correct' if measure.name == 'accuracy' else measure.name}" in table.column_names
+        else LOSS
+    )
+    own = measured(table, used, "personal")
+    found = interval(used, own, n, seed)
+    told: dict[str, Any] = {
+        "value": _finite(used.pooled(own, n)),
+        "interval": None if found is None else list(found),
+        "clients": int(((n > 0) & ~np.isnan(own)).sum()),
+    }
+    for who in ("alone", "global"):
+        other = measured(table, used, who)
+        known = (n > 0) & ~np.isnan(own) & ~np.isnan(other)
+        if not known.any():
+            continue
+        gain = (used.better or 1) * (own - other)[known]
+        points = used.points(own, n)[known] - used.points(other, n)[known]
+        told[who] = {
+            "value": _finite(used.pooled(other, n)), "better": int((gain > 0).sum()), "worse": int((gain < 0).sum()),
+            "same": int((gain == 0).sum()), "p_better": _finite(sign_flip(points)),
+            "p_worse": _finite(sign_flip(-points)),
+        }  # fmt: skip
+    return told
+
+
+def _against(measure: Measure, called: str, other: dict[str, Any]) -> str:
+    """How the fit does beside something else, in words."""
+    shown = "no difference is shown"
+    for key, words in (("p_better", "the fit is shown to be better"), ("p_worse", "the fit is shown to be worse")):
+        if other[key] is not None and other[key] < LEVEL:
+            shown = words
+    return (
+        f"{called}: {measure.write(other['value'])}; with the fit {other['better']} clients do better, "
+        f"{other['worse']} worse, {other['same']} the same ({shown})."
+    )
+
+
+def _sentences(
+    measure: Measure, test: dict[str, Any], ending: Ending, search: Search, spent: float, budget: float,
+    labels: Sequence[str],
+) -> list[str]:  # fmt: skip
+    way = ending.choice.way
+    runs = sum(len(c.outcomes) for c in search.candidates)
+    said = [f"Chosen on validation data: {way.sentence(labels)}."]
+    if test["value"] is None:
+        said.append("No client has test data, so there is no honest number: give splits with a share for test.")
+    else:
+        between = (
+            ""
+            if test["interval"] is None
+            else f", 95% interval {' to '.join(measure.write(v) for v in test['interval'])}"
+        )
+        said.append(f"On test data, which no choice has seen: {measure.write(test['value'])} {measure.label}{between}.")
+    for who, called in CALLED.items():
+        if who in test:
+            said.append(_against(measure, called, test[who]))
+    if "alone" in labels:
+        apart = int((ending.choice.weights[:, labels.index("alone")] >= ALONE).sum())
+        said.append(
+            f"{apart} of {len(ending.choice.weights)} clients need not join: they get the model that they train alone."
+        )
+    said.append(
+        f"{len(search.candidates)} candidates of {len({c.method for c in search.candidates})} methods in {runs} "
+        f"trainings, {written(spent)} of {written(budget)}."
+    )
+    return said

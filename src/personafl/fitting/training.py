@@ -1,0 +1,132 @@
+"""Training a candidate up to so many rounds, into a run folder of its own; longer training starts from a copy."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from personafl.errors import PersonaflError, RunError
+from personafl.files import disk_errors, make_folder
+from personafl.fitting.candidates import Candidate, Outcome, Portfolio
+from personafl.fitting.search import Attempt
+from personafl.jobs import run_job
+from personafl.metrics.measures import LOSS
+from personafl.runs.run import Run
+from personafl.settings import EngineSettings
+from personafl.storage.folder import RunFolder
+from personafl.training.events import Listener
+from personafl.training.job import Job
+
+log = logging.getLogger("personafl")
+
+
+class OutOfTime(Exception):
+    """The budget ended in the middle of a training."""
+
+
+class Deadline(Listener):
+    """Ends a training at the end of the round in which the time is over."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
+        if time.monotonic() > self._at:
+            raise OutOfTime
+
+
+class Trainer:
+    """Trains candidates of one job: the same data, model and seed."""
+
+    def __init__(self, job: Job, folder: Path, portfolio: Portfolio) -> None:
+        self.job, self.folder, self.portfolio = job, folder, portfolio
+        self.engine: EngineSettings = job.engine
+
+    def train(self, attempt: Attempt, seconds: float, listeners: Sequence[Listener] = ()) -> Outcome | None:
+        """What came of it; None where the time was over before."""
+        candidate, begun = attempt.candidate, time.monotonic()
+        name = f"{candidate.number:03d}-{candidate.method.replace(':', '-')}-{attempt.rounds}"
+        path = self.folder / name
+        try:
+            job = self.job_of(candidate, attempt.rounds)
+            if not (RunFolder(path).exists and Run(path).complete):
+                self._begin_from(candidate, job, path)
+                with quiet():
+                    run_job(job, path, True, [Deadline(begun + seconds), *listeners])
+            run = Run(path, algorithm=job.algorithm, task=job.task)
+        except OutOfTime:
+            _remove(path)
+            return None
+        except RunError:
+            raise  # the disk, or a folder in use: the next one would fail too
+        except PersonaflError as error:
+            _remove(path)
+            return Outcome(attempt.rounds, np.nan, np.nan, time.monotonic() - begun, "", str(error))
+        self._keep_engine(run)
+        personal, common = self._scores(run)
+        return Outcome(attempt.rounds, personal, common, time.monotonic() - begun, name)
+
+    def job_of(self, candidate: Candidate, rounds: int) -> Job:
+        """The job of a candidate."""
+        algorithm, local = self.portfolio.made(candidate.method, candidate.settings, self.job.local)
+        schedule = replace(self.job.schedule, rounds=rounds, eval_every=0, checkpoint_every=0, patience=None)
+        return replace(self.job, algorithm=algorithm, local=local, schedule=schedule, engine=self.engine)
+
+    def run_of(self, candidate: Candidate, outcome: Outcome) -> Run:
+        """The finished run of an outcome."""
+        job = self.job_of(candidate, outcome.rounds)
+        return Run(
+            self.folder / outcome.folder, algorithm=job.algorithm, task=job.task, backbone=job.federation.backbone
+        )
+
+    def _begin_from(self, candidate: Candidate, job: Job, path: Path) -> None:
+        """Put a copy of the candidate's longest training there, so that only the rest has to be trained."""
+        known = [o for o in candidate.outcomes.values() if o.folder and o.rounds < job.schedule.rounds]
+        if path.exists() or not known or job.local.schedule == "cosine":  # whose rates follow from the length
+            return
+        source, partial = (
+            self.folder / max(known, key=lambda o: o.rounds).folder,
+            path.with_name(f"{path.name}.partial"),
+        )
+        with disk_errors(path, "copying"):
+            _remove(partial)
+            make_folder(path.parent)
+            shutil.copytree(source, partial, ignore=shutil.ignore_patterns(".lock", "models", "*.partial"))
+            partial.rename(path)
+
+    def _keep_engine(self, run: Run) -> None:
+        """What `auto` found for the first candidate serves the others."""
+        if self.engine.name == "auto":
+            resolved = run.manifest["resolved"]
+            self.engine = replace(self.engine, name=resolved["engine"], threads=int(resolved["threads"]))
+
+    def _scores(self, run: Run) -> tuple[float, float]:
+        record, measure = run.rounds()[-1], self.job.task.kind.primary
+        if f"personal_val_{measure.name}" not in record:
+            measure = LOSS
+        values = (record.get(f"{who}_val_{measure.name}", np.nan) for who in ("personal", "global"))
+        return tuple((measure.better or 1) * float(v) if v is not None else np.nan for v in values)  # type: ignore[return-value]
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of single runs: a candidate that diverges is no news in a search."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

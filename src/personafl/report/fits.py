@@ -1,0 +1,103 @@
+"""What a report shows of a fit: which model for whom, and how the search went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from personafl.errors import RunError
+from personafl.report.clients import Ints
+from personafl.report.numbers import rounded
+
+ROW_OF = {"alone": "separate", "one model": "fedavg"}
+"""Finalists that a report calls as the method whose run they are from."""
+
+
+def fit_data(fitted: Mapping[str, Any], methods: Sequence[str], kept: Ints) -> dict[str, Any] | None:
+    """The part of a report's data that only a fit has; None for other runs.
+
+    Parameters
+    ----------
+    fitted
+        fit.json, or nothing.
+    methods
+        The methods of the report, in their order.
+    kept
+        The clients that are shown one by one.
+    """
+    if not fitted:
+        return None
+    try:
+        return _made(fitted, list(methods), kept)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RunError(f"fit.json of the fit cannot be read: {error!r}; make it again with --resume") from error
+
+
+def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str, Any]:
+    weights = np.array(fitted["weights"], np.float64)
+    labels = [str(model["label"]) for model in fitted["finalists"]]
+    n_val = max(int(fitted["n_val"]), 1)
+    tried: dict[str, list[Mapping[str, Any]]] = {}
+    for trial in fitted["trials"]:
+        tried.setdefault(str(trial["method"]), []).append(trial)
+    return {
+        "test": fitted["test"],
+        "way": str(fitted["way"]["sentence"]),
+        "ways": [
+            {"title": str(way["title"]), "taken": bool(way["taken"]), "unseen": rounded([way["unseen"] / n_val])[0],
+             "seen": rounded([way["seen"] / n_val])[0], "log_likelihood": rounded([way["log_likelihood"]])[0]}
+            for way in fitted["ways"]
+        ],
+        "finalists": [
+            {"label": label, "method": _index(methods, ROW_OF.get(label, label)),
+             "settings": in_words(model["settings"]), "rounds": int(model["rounds"]), "score": model["score"],
+             "clients": int((weights[:, f] > 0).sum()),
+             "mostly": int((weights.argmax(1) == f).sum()), "weight": round(float(weights[:, f].mean()), 4)}
+            for f, (label, model) in enumerate(zip(labels, fitted["finalists"], strict=True))
+        ],
+        "weights": [rounded(row, 3) for row in weights[kept]],
+        "tried": [
+            {"method": name, "index": _index(methods, name), "candidates": len(trials),
+             "trainings": sum(len(trial["outcomes"]) for trial in trials),
+             "seconds": round(sum(o["seconds"] for trial in trials for o in trial["outcomes"]), 1),
+             **_best(trials)}
+            for name, trials in tried.items()
+        ],
+        "points": [
+            {"method": str(trial["method"]), "index": _index(methods, str(trial["method"])),
+             "settings": in_words(trial["settings"]), "at": rounded([o["at"] for o in trial["outcomes"]]),
+             "rounds": [int(o["rounds"]) for o in trial["outcomes"]],
+             "score": [o["score"] for o in trial["outcomes"]]}
+            for trial in fitted["trials"]
+        ],
+        "budget": float(fitted["budget"]),
+        "seconds": float(fitted["seconds"]),
+        "stopped": bool(fitted["stopped"]),
+        "sentences": [str(each) for each in fitted["sentences"]],
+    }  # fmt: skip
+
+
+def _index(methods: list[str], name: str) -> int | None:
+    return methods.index(name) if name in methods else None
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Settings for people.
+
+    >>> in_words({"local.lr": 0.1, "algorithm.lambda_": 2.0}), in_words({})
+    ('lr = 0.1, lambda = 2.0', 'as given')
+    """
+    parts = [f"{str(key).rpartition('.')[2].rstrip('_')} = {value}" for key, value in settings.items()]
+    return ", ".join(parts) or "as given"
+
+
+def _best(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The best that a method reached, with what, and why it failed where it did every time."""
+    reached = [(o["score"], o["rounds"], t) for t in trials for o in t["outcomes"] if o["score"] is not None]
+    if not reached:
+        why = [str(o["why"]) for t in trials for o in t["outcomes"] if o["why"]]
+        return {"score": None, "rounds": None, "settings": "", "why": why[0] if why else "not trained to an evaluation"}
+    score, rounds, trial = max(reached, key=lambda found: found[:2])
+    return {"score": score, "rounds": int(rounds), "settings": in_words(trial["settings"]), "why": ""}

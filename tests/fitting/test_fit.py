@@ -1,0 +1,267 @@
+"""A whole fit on small real data: what it chooses on, what it writes, and what it says of bad input."""
+
+import json
+import signal
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import personafl as pf
+from personafl.algorithms import Ditto
+from personafl.config import read_config
+from personafl.errors import ConfigError, RunError
+from personafl.fitting.candidates import REFERENCES
+from personafl.report import page, report_data
+
+QUICK = {"rounds": 6, "local": pf.Local(lr=0.3, steps=10, batch_size=10), "engine": "stacked", "threads": 1,
+         "progress": False}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def federation() -> pf.Federation:
+    return pf.data.build(
+        pf.data.Digits(), pf.partition.Dirichlet(clients=16, alpha=0.3, min_samples=10), (0.5, 0.25, 0.25), seed=1
+    )
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(64, 10)
+
+
+@pytest.fixture(scope="module")
+def found(federation, tmp_path_factory) -> pf.Fit:
+    out = tmp_path_factory.mktemp("fits") / "fit"
+    return pf.fit(federation, module(), methods=["ditto", "fedamp"], trials=9, seed=3, out=out, **QUICK)
+
+
+def hits(fitted: pf.Fit, federation: pf.Federation, split: str) -> list[int]:
+    """By hand: the model of each client, asked about each of its samples."""
+    counts = []
+    for client in federation.ids:
+        x, y = federation.client(client)[split]
+        with torch.no_grad():
+            counts.append(int((fitted.personal(client)(x).argmax(1) == y).sum()))
+    return counts
+
+
+def test_the_numbers_are_those_of_the_models_that_it_hands_out(found, federation):
+    table = pq.read_table(found.path / "clients.parquet")
+    assert table.column("personal_correct").to_pylist() == hits(found, federation, "test")
+    total = sum(hits(found, federation, "test")) / int(federation.sizes("test").sum())
+    assert found.number["value"] == pytest.approx(total)
+    low, high = found.number["interval"]
+    assert low <= total <= high
+    assert found.score["personal_accuracy"] == pytest.approx(total)
+
+
+def test_on_validation_data_never_worse_than_the_best_candidate(found, federation):
+    own = sum(hits(found, federation, "val")) / int(federation.sizes("val").sum())
+    best = max(o["score"] for trial in found.summary["trials"] for o in trial["outcomes"] if o["score"] is not None)
+    assert own >= best - 1e-9
+
+
+def test_test_data_changes_no_choice(found, federation):
+    starts, sizes = federation.starts("test"), federation.sizes("test")
+    rows = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, sizes, strict=True)])
+    y = federation.y.clone()
+    y[rows] = y[rows][torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    other = pf.fit(replace(federation, y=y), module(), methods=["ditto", "fedamp"], trials=9, seed=3, **QUICK)
+    for key in ("weights", "finalists", "way", "newcomer"):
+        assert other.summary[key] == found.summary[key], key
+    assert other.number["value"] < 0.5 < found.number["value"]
+
+
+def test_references_are_always_finalists_and_gains_are_differences_to_them(found):
+    assert {"alone", "one model", "fedavg-ft"} <= {model["label"] for model in found.summary["finalists"]}
+    assert {trial["method"] for trial in found.summary["trials"]} >= {*REFERENCES, "ditto", "fedamp"}
+    for row in found.table().to_pylist():
+        assert row["gain_over_alone"] == pytest.approx(row["accuracy"] - row["alone_accuracy"])
+        assert row["gain_over_global"] == pytest.approx(row["accuracy"] - row["global_accuracy"])
+    for who in ("alone", "global"):
+        counts = found.number[who]
+        assert counts["better"] + counts["worse"] + counts["same"] == len(found.table())
+
+
+def test_saved_tensors_are_the_models_with_an_axis_for_clients(found, federation):
+    assert found.summary["way"]["kind"] == "mixture", "the case that is worth a test"
+    saved = load_file(found.path / "models" / "personal.safetensors")
+    for place, client in enumerate(federation.ids[:3]):
+        net = found.personal(client)
+        x = federation.client(client)["test"][0]
+        weights = saved["weights"][place]
+        mixed = torch.zeros(len(x), 10)
+        for part, weight in enumerate(weights.tolist()):
+            w, b = (saved[f"models.{part}.{name}"][place] for name in ("weight", "bias"))
+            mixed += weight * (x @ w.T + b).softmax(1)
+        with torch.no_grad():
+            torch.testing.assert_close(net(x).softmax(1), mixed, atol=1e-5, rtol=1e-4)
+
+
+def test_a_fit_is_found_again(found, federation):
+    again = pf.load_fit(found.path, module=module())
+    x = federation.client("client-1")["test"][0]
+    with torch.no_grad():
+        torch.testing.assert_close(again.personal("client-1")(x), found.personal("client-1")(x))
+    assert again.table().equals(found.table()) and again.complete
+    with pytest.raises(RunError, match="open it with load_fit"):
+        pf.load_run(found.path)
+    assert "which no choice has seen" in repr(again)
+
+
+def test_newcomers_get_the_mixture_of_one_of_whom_nothing_is_known(found, federation):
+    x, y = federation.client("client-2")["train"]
+    net = found.personalize(x.numpy(), y.tolist())
+    assert net(x).shape == (len(x), 10)
+    row = np.array(found.summary["newcomer"])
+    parts = []
+    for f in np.flatnonzero(row):
+        run = found.finalist(int(f))
+        one = found.summary["finalists"][f]["who"] == "global"
+        parts.append((run.global_model() if one else run.personalize(x.numpy(), y.tolist()))(x).softmax(1) * row[f])
+    torch.testing.assert_close(net(x).softmax(1), sum(parts), atol=1e-5, rtol=1e-4)
+
+
+def test_going_on_trains_only_what_is_new(found, federation, tmp_path):
+    same = {"methods": ["ditto", "fedamp"], "seed": 3, "out": tmp_path / "fit", **QUICK}
+    pf.fit(federation, module(), trials=6, **same)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "fit" / "candidates").glob("*/run.toml")}
+    on = pf.fit(federation, module(), trials=9, resume=True, **same)
+    assert all(file.stat().st_mtime_ns == time for file, time in before.items())
+    assert len(on.summary["trials"]) == 9
+    with pytest.raises(RunError, match=r"exists already|holds"):
+        pf.fit(federation, module(), trials=6, **same)
+    with pytest.raises(RunError, match="holds another fit: its seed differs"):
+        pf.fit(federation, module(), trials=6, resume=True, **{**same, "seed": 4})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Ditto):
+    """Ditto, beside which somebody presses Ctrl-C."""
+
+    name = "stopped"
+
+    def send(self, server, ids):
+        signal.raise_signal(signal.SIGINT)
+        return super().send(server, ids)
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(federation, tmp_path):
+    same = {"out": tmp_path / "fit", "trials": 5, **QUICK}
+    stopped = pf.fit(federation, module(), methods=["fedamp", Stopped()], **same)
+    assert stopped.summary["stopped"] and stopped.number["value"] > 0.5
+    assert {model["method"] for model in stopped.summary["finalists"]} == {*REFERENCES, "fedamp"}
+    on = pf.load_fit(tmp_path / "fit", module=module())
+    assert on.personal("client-0") is not None
+
+
+def test_a_job_from_chosen_toml_trains_the_method_that_was_best(tmp_path):
+    config = tmp_path / "job.toml"
+    config.write_text(
+        'rounds = 4\nsplits = [0.5, 0.25, 0.25]\n[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 4\n'
+        '[model]\nname = "mlp"\nhidden = [8]\n[local]\nlr = 0.3\nsteps = 5\n[engine]\nname = "stacked"\nthreads = 1\n'
+    )
+    from typer.testing import CliRunner
+
+    from personafl.cli import app
+
+    words = ["fit", str(config), "--out", str(tmp_path / "fit"), "-a", "ditto", "--trials", "4", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["measure"] == "accuracy" and 0 <= told["test"]["value"] <= 1
+    chosen = read_config(tmp_path / "fit" / "chosen.toml")
+    summary = json.loads((tmp_path / "fit" / "fit.json").read_text())
+    best = max(summary["finalists"], key=lambda model: model["score"])
+    assert chosen.algorithm.name == best["method"] and chosen.schedule.rounds == best["rounds"]
+    assert chosen.federation().fingerprint == pf.load_fit(tmp_path / "fit").manifest["resolved"]["fingerprint"]
+
+
+def test_the_report_of_a_fit_says_who_gets_what(found):
+    data = report_data([found.path])
+    assert data["methods"][0]["name"] == "fit" and len(data["methods"]) >= 4
+    told = data["fit"]
+    assert np.allclose(np.sum(told["weights"], 1), 1, atol=1e-2)
+    assert sum(way["taken"] for way in told["ways"]) == 1
+    assert sum(model["mostly"] for model in told["finalists"]) == len(found.table())
+    assert "Which model for whom" in page(data)
+
+
+def test_a_damaged_fit_is_refused_in_one_line(found, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(found.path, copy)
+    told = json.loads((copy / "fit.json").read_text())
+    del told["weights"]
+    (copy / "fit.json").write_text(json.dumps(told))
+    with pytest.raises(RunError, match="lacks weights"):
+        pf.load_fit(copy, module=module())
+    with pytest.raises(RunError, match=r"fit\.json of the fit cannot be read"):
+        report_data([copy])
+
+
+# --- unusual federations ----------------------------------------------------------------------------------------------
+
+
+def test_a_federation_of_one_client(federation):
+    x, y = federation.client("client-0")["train"]
+    alone = pf.Federation.from_clients({"me": {"train": (x[:30], y[:30]), "val": (x[30:40], y[30:40])}})
+    made = pf.fit(alone, nn.Linear(64, alone.classes), methods=["fedavg"], trials=3, **QUICK)
+    assert made.personal("me")(x[:2]).shape == (2, alone.classes)
+    assert made.number["value"] is None and "there is no honest number" in repr(made)
+
+
+def test_where_nobody_has_validation_data_a_share_of_the_training_data_is_taken(federation, caplog):
+    without = {
+        c: {"train": federation.client(c)["train"], "test": federation.client(c)["test"]} for c in federation.ids
+    }
+    made = pf.fit(pf.Federation.from_clients(without), module(), methods=["fedavg"], trials=3, **QUICK)
+    assert "nobody has validation data" in caplog.text
+    assert min(made.table().column("n_val").to_pylist()) > 0
+    assert made.table().column("n_test").to_pylist() == federation.sizes("test").tolist()
+
+
+def test_a_measure_of_which_less_is_better_and_no_model_given():
+    rng = np.random.default_rng(0)
+    clients = {}
+    for k in range(5):
+        x = rng.normal(size=(60, 3)).astype(np.float32)
+        y = (x @ [1.0, -1.0, 0.5] + k).astype(np.float32)
+        clients[f"c{k}"] = {s: (x[a:b], y[a:b]) for s, a, b in (("train", 0, 30), ("val", 30, 45), ("test", 45, 60))}
+    made = pf.fit(
+        pf.Federation.from_clients(clients), methods=["fedavg-ft"], trials=5,
+        **{**QUICK, "local": pf.Local(lr=0.05, steps=20, batch_size=10), "engine": "loop"},
+    )  # fmt: skip
+    assert made.primary.better < 0
+    scores = {model["label"]: -model["score"] for model in made.summary["finalists"]}
+    assert scores["alone"] < scores["one model"], "each has its own offset, which one model cannot have"
+    assert made.number["value"] < made.number["global"]["value"]
+    assert made.number["global"]["better"] >= 4
+    rows = made.table().to_pylist()
+    assert all(row["gain_over_global"] == pytest.approx(row["global_rmse"] - row["rmse"]) for row in rows)
+
+
+def test_a_budget_too_small_for_one_candidate_is_one_line(federation, tmp_path):
+    with pytest.raises(ConfigError, match=r"budget = 0\.0s is too little for one candidate"):
+        pf.fit(federation, module(), budget=0.001, out=tmp_path / "fit", **QUICK)
+    made = pf.fit(federation, module(), budget="1h", trials=3, resume=True, out=tmp_path / "fit", **QUICK)
+    assert len(made.summary["trials"]) == 3
+
+
+@pytest.mark.parametrize("budget", ["soon", "-3s", 0, "10 parsecs", None])
+def test_a_budget_that_is_no_time_is_refused(federation, budget):
+    with pytest.raises(ConfigError, match="must be a time above 0"):
+        pf.fit(federation, module(), budget=budget, **QUICK)
+
+
+def test_methods_that_choose_on_validation_data_themselves_are_refused(federation):
+    with pytest.raises(ConfigError, match="which chooses on validation data itself"):
+        pf.fit(federation, module(), methods=["persfl"], **QUICK)
+    with pytest.raises(ConfigError, match="trials = 0"):
+        pf.fit(federation, module(), trials=0, **QUICK)
