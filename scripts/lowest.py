@@ -7,7 +7,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("flower", "mlflow", "onnx", "privacy", "ray", "tensorboard")
+# Flower and Ray ask for newer versions of what others need, and Flower is bound to one version anyway.
+EXTRAS = ("mlflow", "onnx", "privacy", "tensorboard")
 
 
 def lowest(requirements: list[str]) -> dict[str, str]:

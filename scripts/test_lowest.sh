@@ -10,7 +10,7 @@ $venv/bin/python scripts/lowest.py "$torch" > $venv/lowest.txt
 echo "test-lowest: $(grep -c == $venv/lowest.txt) packages at their lowest versions, with $torch"
 $venv/bin/pip install -qq "$torch"
 $venv/bin/pip install -qq --no-compile -c $venv/lowest.txt \
-    -e '.[flower,mlflow,onnx,privacy,ray,tensorboard]' -e papers -e benchmarks \
+    -e '.[mlflow,onnx,privacy,tensorboard]' -e papers -e benchmarks \
     hypothesis pytest pytest-timeout pytest-xdist
 $venv/bin/pip check
 exec $venv/bin/python -m pytest -q -n 2 -p no:cacheprovider \

@@ -249,7 +249,8 @@ class FromArrays(SampleStore):
         format
             `npz`, as above; `pfllib`: dataset/NAME of PFLlib, with train/0.npz, test/0.npz, …, whose pickles are
             read without being executed; `leaf`: data/NAME/data of LEAF, with train/*.json and test/*.json;
-            `flbench`: data/NAME of FL-bench, with partition.pkl, data.npy and targets.npy.
+            `flbench`: data/NAME of FL-bench, with partition.pkl, data.npy and targets.npy; `flamby`: the folder of
+            fed_heart_disease or fed_tcga_brca of FLamby.
         splits, splitting, seed, classes, label_type, missing, length, name
             As in `from_arrays`; the name is the folder's unless given.
 

@@ -1,4 +1,4 @@
-"""Data folders of other libraries: PFLlib, LEAF, FL-bench.
+"""Data folders of other libraries: PFLlib, LEAF, FL-bench; FLamby's are in `flamby`.
 
 Nothing in a folder is executed: pickles are read by `pickles`, which knows arrays and nothing else.
 """
@@ -16,12 +16,13 @@ import numpy as np
 from personafl.errors import ConfigError, DataError
 from personafl.federation.arrays import SPLITS, Array, Pair, Split
 from personafl.federation.checks import listing
+from personafl.federation.flamby import read_flamby
 from personafl.federation.folders import UNREADABLE, map_array, read_folder
 from personafl.federation.npz import read_npz_pickle
 from personafl.federation.pickles import plain, read_pickle
 from personafl.federation.splits import natural_order
 
-Format = Literal["npz", "pfllib", "leaf", "flbench"]
+Format = Literal["npz", "pfllib", "leaf", "flbench", "flamby"]
 """npz: one file a client, as docs/your-data.md has it; the others: as that library writes them."""
 _MOST_PARTITION = 1 << 28  # bytes of FL-bench's partition.pkl; a million samples take 8 of them each
 
@@ -236,4 +237,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     return held
 
 
-_READERS: dict[str, Callable[[Path], Brought]] = {"npz": _npz, "pfllib": _pfllib, "leaf": _leaf, "flbench": _flbench}
+def _flamby(folder: Path) -> Brought:
+    data, classes = read_flamby(folder)
+    return Brought(data, classes=classes)
+
+
+_READERS: dict[str, Callable[[Path], Brought]] = {
+    "npz": _npz, "pfllib": _pfllib, "leaf": _leaf, "flbench": _flbench, "flamby": _flamby,
+}  # fmt: skip

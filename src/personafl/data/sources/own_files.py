@@ -34,7 +34,8 @@ class Files:
     path
         The folder or file; a relative path starts at the working directory.
     format : str, optional
-        Of a folder: `npz`, as where it is left out; or that of another library: `pfllib`, `leaf`, `flbench`.
+        Of a folder: `npz`, as where it is left out; or that of another library: `pfllib`, `leaf`, `flbench`,
+        `flamby`.
     label : str or list of str, optional
         Of a table: the column of labels, or several. It must be given.
     client : str, optional
