@@ -378,7 +378,7 @@ label = "y"
 CLI = {
     "lr in the wrong place": ("lr = 0.1", "", r"unknown key 'lr' \(did you mean 'local.lr'\?\)"),
     "splitting unknown": ("splitting = 'last'", "", "splitting = 'last': input should be 'random' or 'end'"),
-    "missing unknown": ("", "missing = 'median'", "data.missing = 'median': input should be 'error' or 'fill'"),
+    "missing unknown": ("", "missing = 'median'", "data.missing = 'median': input should be 'error', 'fill'"),
     "label_type unknown": ("", "label_type = 'float'", "data.label_type = 'float': input should be 'auto', 'classes'"),
     "no such time": ("", "time = 'when'", r"has no column 'when' \(time\)"),
     "rounds as text": ("", "", "rounds = 'ten': input should be a valid integer", "-s", "rounds=ten"),
