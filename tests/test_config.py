@@ -9,7 +9,7 @@ from personafl.data import IID, Digits, Dirichlet
 from personafl.errors import ConfigError
 from personafl.models import MLP, LinearModel
 from personafl.settings import EngineSettings, Local, Schedule
-from personafl.storage.folder import _without_none
+from personafl.storage.folder import without_none
 from personafl_papers.data.gaussian import Gaussian
 
 
@@ -62,7 +62,7 @@ def test_tables_written_out_mean_the_same_config(values, tmp_path):
     config = parse(values)
     assert parse(config.tables()) == config
     path = tmp_path / "config.toml"
-    path.write_text(tomli_w.dumps(_without_none(config.tables())))
+    path.write_text(tomli_w.dumps(without_none(config.tables())))
     assert read_config(path) == config
 
 

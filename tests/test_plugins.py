@@ -347,11 +347,11 @@ def test_a_name_that_another_package_has_is_not_taken_for_the_class(here, runs, 
 
 def test_a_site_imports_nothing_that_an_operator_names(here, trap):
     job = JobDescription(0, {"name": EVIL}, {"name": EVIL}, {}, (3,), 2, 2, 3, None, "")
-    for make in (job.make_algorithm, job.make_model):
+    for make in (job.make_algorithm, lambda job=job: job.make_model("s1", None)):
         with pytest.raises(ConfigError, match="is unknown"):
             make()
     job = JobDescription(0, {"name": "x", "class": EVIL}, {"class": EVIL}, {}, (3,), 2, 2, 3, None, "")
-    for make in (job.make_algorithm, job.make_model):
+    for make in (job.make_algorithm, lambda job=job: job.make_model("s1", None)):
         with pytest.raises(ConfigError):
             make()
     assert not trap.exists() and "evil.module" not in sys.modules

@@ -126,11 +126,11 @@ def choose(
 
     Examples
     --------
-    >>> likelihood = np.log([[0.9, 0.2], [0.8, 0.3], [0.1, 0.7], [0.2, 0.9]])
+    >>> likelihood = np.log([[0.9, 0.2], [0.8, 0.3], [0.2, 0.9], [0.3, 0.8]])
     >>> owner = np.array([0, 0, 1, 1])
     >>> shares = mixture_weights(likelihood, owner, 3, alpha=1.0)
     >>> shares.round(2).tolist()  # the third client has no samples, and what everybody has
-    [[0.83, 0.17], [0.17, 0.83], [0.5, 0.5]]
+    [[0.78, 0.22], [0.22, 0.78], [0.5, 0.5]]
     """
     models = log_likelihood.shape[1]
     everything = np.ones(len(owner), np.bool_)
