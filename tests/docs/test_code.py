@@ -65,6 +65,9 @@ class Shorter(ast.NodeTransformer):
             named = {key.arg for key in node.keywords}
             missing = {"rounds": 2, "engine": "stacked"}.items()
             node.keywords += [ast.keyword(key, ast.Constant(value)) for key, value in missing if key not in named]
+        if ast.unparse(node.func) == "pf.fit":
+            less = {"methods": ["ditto"], "trials": 4, "rounds": 2, "engine": "stacked", "progress": False}
+            node.keywords += [ast.keyword(key, ast.parse(repr(value), mode="eval").body) for key, value in less.items()]
         return self.generic_visit(node)
 
 
@@ -133,6 +136,7 @@ GIVEN: dict[str, Any] = {
     "compare": dict,
     "data": dict,
     "deploy": dict,
+    "fit": dict,
     "flower": usual,
     "get-started": dict,
     "index": dict,

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from scipy.special import ndtri
+from torch import nn
 
+import personafl as pf
 from personafl.report import page, report_data
 from personafl.report.serve import make_server
 from tests.report.browser import Browser, chromium
@@ -53,8 +55,13 @@ def pages(tmp_path_factory):
         gradients = {"gradients": [80 if method == "ditto" else 40] * 20}
         written(clear / method, method, 0, [np.resize(right, 20) * (np.resize(N, 20) > 0)],
                 np.resize((5, 10, 5, 0), 20), ids=[f"c{m}" for m in range(20)], columns=gradients)  # fmt: skip
+    digits = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=5, alpha=0.5))
+    fitted = pf.fit(
+        digits, nn.Linear(64, 10), methods=["ditto"], trials=5, rounds=3, engine="stacked", out=folder / "fitted",
+        progress=False,
+    )  # fmt: skip
     for name, path in {"full": full, "regression": regression, "unfinished": unfinished, "waiting": waiting.path,
-                       "many": many, "clear": clear}.items():  # fmt: skip
+                       "many": many, "clear": clear, "fitted": fitted.path}.items():  # fmt: skip
         (folder / f"{name}.html").write_text(page(report_data([path])), encoding="utf-8")
         found[name] = (folder / f"{name}.html").as_uri()
     return found
@@ -63,7 +70,8 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "width", "dark"),
     [("full", 1280, False), ("full", 360, True), ("regression", 360, False), ("unfinished", 1280, True),
-     ("waiting", 1280, False), ("many", 360, False), ("clear", 360, False)],
+     ("waiting", 1280, False), ("many", 360, False), ("clear", 360, False),
+     ("fitted", 1280, True), ("fitted", 360, False)],
 )  # fmt: skip
 def test_it_draws_without_complaint_and_asks_for_nothing(browser, pages, name, width, dark):
     shown = browser.open(pages[name], width=width, dark=dark)
@@ -92,6 +100,15 @@ def test_every_section_is_there_when_there_is_something_to_show(full, browser, p
     assert waiting.run("[...document.querySelectorAll('section:not([hidden])')].map((s) => s.id)") == ["origin"]
     assert "no evaluation yet" in waiting.run("document.getElementById('notes').innerText")
     waiting.close()
+
+
+def test_a_fit_says_what_everybody_got_and_what_was_tried(browser, pages):
+    shown = browser.open(pages["fitted"])
+    cards = shown.run("[...document.querySelectorAll('#verdicts h3')].map((c) => c.textContent)")
+    assert cards[0] == "Accuracy on test data, which no choice has seen" and "Over training alone" in cards
+    assert not shown.run("document.getElementById('searched').hidden")
+    assert "ditto" in shown.run("document.getElementById('tried').innerText")
+    shown.close()
 
 
 def test_an_id_that_is_a_script_is_shown_as_text(full):
