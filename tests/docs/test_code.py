@@ -26,6 +26,7 @@ from personafl.backends.flower.site_data import SiteSettings
 from personafl.config import for_method, parse
 from personafl.pretrained import PretrainedModel
 from personafl.registry import checked
+from tests.federation import test_other_folders as others
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -107,6 +108,20 @@ def ages() -> dict[str, Any]:
     }
 
 
+def folders_of_others() -> dict[str, Any]:
+    """As these libraries write them; who writes them is checked in tests/federation."""
+    others.write_pfllib(Path("dataset/MNIST"), shape=(1, 28, 28))
+    others.write_flbench(Path("data/mnist"), [{"train": np.arange(20), "test": np.arange(20, 30)}], shape=(28, 28))
+    draws = np.random.default_rng(0)
+    others.write_leaf(
+        Path("data/femnist/data"),
+        lambda user, split, count: draws.uniform(size=(count, 784)).tolist(),
+        lambda user, split, count: draws.integers(0, 62, count).tolist(),
+    )
+    others.write_heart(Path("fed_heart_disease"))
+    return {}
+
+
 def compared() -> dict[str, Any]:
     pf.compare(digits(), nn.Linear(64, 10), ["ditto"], seeds=1, rounds=2, out="runs/mnist-compare", progress=False)
     return {}
@@ -133,6 +148,7 @@ def language_model() -> dict[str, Any]:
 
 GIVEN: dict[str, Any] = {
     "README": readme,
+    "coming-from": folders_of_others,
     "compare": dict,
     "data": dict,
     "deploy": dict,

@@ -29,14 +29,14 @@ def samples(rng, count, shape=(1, 4, 4), classes=3):
     return rng.normal(size=(count, *shape)).astype(np.float32), rng.integers(0, classes, count)
 
 
-def write_pfllib(folder, clients=3):
+def write_pfllib(folder, clients=3, shape=(1, 4, 4)):
     """As PFLlib's save_file: np.savez_compressed(f, data={"x": …, "y": …}), and config.json."""
     rng = np.random.default_rng(0)
     written = {}
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
         for client in range(clients):
-            x, y = samples(rng, 6 + client)
+            x, y = samples(rng, 6 + client, shape)
             written[str(client), split] = x, y
             with (folder / split / f"{client}.npz").open("wb") as file:
                 np.savez_compressed(file, data={"x": x, "y": y})
@@ -62,10 +62,10 @@ def write_leaf(folder, x_of, y_of):
     return written
 
 
-def write_flbench(folder, rows, names=("data.npy", "targets.npy"), targets_shape=(-1,)):
+def write_flbench(folder, rows, names=("data.npy", "targets.npy"), targets_shape=(-1,), shape=(5,)):
     """As FL-bench's generate_data.py: the partition is pickled, the samples of all clients are two arrays."""
     folder.mkdir(parents=True, exist_ok=True)
-    x, y = samples(np.random.default_rng(1), 30, (5,))
+    x, y = samples(np.random.default_rng(1), 30, shape)
     for name, array in zip(names, (x, y.reshape(targets_shape)), strict=True):
         (folder / name).parent.mkdir(exist_ok=True)
         np.save(folder / name, array)
