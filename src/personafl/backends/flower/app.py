@@ -100,7 +100,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
         tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"]}
         origin = Origin(tables, resolved, {}, frozen)
-        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
+        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()], described.robust)
 
 
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
