@@ -59,12 +59,12 @@ class IFCA(Algorithm):
 
     @property
     def uplink(self) -> Uplink:
-        declared = Mean(
-            weights=self.weights,
-            unprotected="noise on the share of a cluster, by which its mean is divided, would drown the mean of a small one",
-            unbounded="an answer has zeros for the models that it did not choose, which a robust rule would take for the usual",
-        )
-        return {"models": declared, "chosen": declared}
+        why = "noise on the share of a cluster, by which its mean is divided, would drown the mean of a small one"
+        zeros = "an answer has zeros for the models that it did not choose, which a robust rule would take for the usual"
+        return {
+            "models": Mean(weights=self.weights, unprotected=why, unbounded=zeros),
+            "chosen": Mean(weights=self.weights, unprotected=why, unbounded=zeros),
+        }
 
     def prepare(self, job: JobInfo) -> Self:
         enough = f"at most {job.clients}, the number of clients: each of them trains one model"

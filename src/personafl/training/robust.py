@@ -43,8 +43,8 @@ class Robust:
         The share of wrong answers that a rule is to hold against: what `trimmed-mean` takes off at either end, and
         Krum's f of n answers, which need n ≥ 2f + 3.
     max_weight_factor
-        How many times the median weight of the round an answer may weigh, so that nobody counts with samples that it
-        does not have. `inf` for no limit.
+        How many times the median weight an answer may weigh, of those that the rule takes, so that nobody counts with
+        samples that it does not have. `inf` for no limit.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class Robust:
 
     def _clip(self, uploads: Uploads, sent: Sent) -> tuple[Uploads, dict[int, float]]:
         values, touched = dict(uploads.values), {}
-        for name, (update, before) in _updates(uploads, sent).items():
+        for name, (update, before) in updates(uploads, sent).items():
             shrunk = shrinking(torch.linalg.vector_norm(update.double(), dim=1), self.factor)
             long = torch.nonzero(shrunk < 1).flatten()
             if not len(long):
@@ -153,12 +153,12 @@ class Robust:
         many = count - f if self.rule == "multi-krum" else 1
         if not uploads.values or count < 3:  # nobody has two others to be near to
             return uploads, {}
-        chosen = krum(torch.cat([update for update, _ in _updates(uploads, sent).values()], 1), f, many)
+        chosen = krum(torch.cat([update for update, _ in updates(uploads, sent).values()], 1), f, many)
         out = set(range(count)) - set(chosen.tolist())
         return uploads.rows(chosen), {int(uploads.ids[row]): 0.0 for row in sorted(out)}
 
 
-def _updates(uploads: Uploads, sent: Sent) -> Mapping[str, tuple[Tensor, Tensor]]:
+def updates(uploads: Uploads, sent: Sent) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Of each upload that is relative to something: (K, P) differences from it, and itself (K, P)."""
     made = {}
     for name, how in uploads.uplink.items():
