@@ -113,9 +113,14 @@ def train(method: str, rule: str, attack: str, attackers: tuple[int, ...], seed:
         federation = flip_labels(federation, attackers)
     torch.manual_seed(seed)
     task = module_task(federation, nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
-    local, schedule = pf.Local(lr=0.3, steps=10, batch_size=20), pf.Schedule(rounds=12, eval_every=0, checkpoint_every=0)
+    local, schedule = (
+        pf.Local(lr=0.3, steps=10, batch_size=20),
+        pf.Schedule(rounds=12, eval_every=0, checkpoint_every=0),
+    )
     engine, _ = make_engine(pf.EngineSettings("stacked", 1), task, federation, local, seed)
-    wrong = Attack(attack if attack in SIZES and attack != "label-flipped" else "scaled", attackers, SIZES.get(attack, 1.0))
+    wrong = Attack(
+        attack if attack in SIZES and attack != "label-flipped" else "scaled", attackers, SIZES.get(attack, 1.0)
+    )
     robust = None if rule == "none" else pf.Robust(rule)
     with tempfile.TemporaryDirectory() as folder:
         clients = AttackedClients(engine, wrong, folder=Path(folder))
@@ -127,7 +132,9 @@ def train(method: str, rule: str, attack: str, attackers: tuple[int, ...], seed:
         table = pf.load_run(out.path).clients()
     tested = np.array(table.column("n_test"), float)
     names = {"personal": "personal_correct", "global": "global_correct"}
-    return {key: np.array(table.column(name), float) / tested for key, name in names.items() if name in table.column_names}
+    return {
+        key: np.array(table.column(name), float) / tested for key, name in names.items() if name in table.column_names
+    }
 
 
 @cache

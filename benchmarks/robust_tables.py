@@ -9,7 +9,9 @@ import numpy as np
 Rows = list[dict[str, str]]
 
 
-def tables(found: Rows, methods: Sequence[str], rules: Sequence[str], attacks: Sequence[str], shares: Sequence[float]) -> str:
+def tables(
+    found: Rows, methods: Sequence[str], rules: Sequence[str], attacks: Sequence[str], shares: Sequence[float]
+) -> str:
     """Markdown: without a rule by attack and share; the rules by attack, mean and worst tenth; what rules cost."""
     lines = ["### Without a rule", "", *without(found, methods, attacks, shares)]
     for share in shares[1:]:
@@ -23,12 +25,16 @@ def without(found: Rows, methods: Sequence[str], attacks: Sequence[str], shares:
     lines = [_row(head), _row(["---"] + ["--:"] * (len(head) - 1))]
     for label, of in _labels(methods):
         cells = [_cell(found, **of, rule="none", attack="nobody", share=0.0)]
-        cells += [_cell(found, **of, rule="none", attack=attack, share=s, spread=False) for attack in attacks for s in shares]
+        cells += [
+            _cell(found, **of, rule="none", attack=attack, share=s, spread=False) for attack in attacks for s in shares
+        ]
         lines.append(_row([f"`{label}`", *cells]))
     return lines
 
 
-def by_rule(found: Rows, methods: Sequence[str], rules: Sequence[str], attacks: Sequence[str], share: float) -> list[str]:
+def by_rule(
+    found: Rows, methods: Sequence[str], rules: Sequence[str], attacks: Sequence[str], share: float
+) -> list[str]:
     """Mean and worst tenth of each method with each rule."""
     head = ["method", "rule", *attacks]
     lines = [_row(head), _row(["---", "---"] + ["--:"] * len(attacks))]

@@ -59,9 +59,7 @@ class FedFomo(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
         newcomer="takes of the models that others liked most what lowers its validation loss, and trains once",
     )
     uplink: ClassVar[Uplink] = {
-        "theta": Each(
-            why="the server sends single models to other clients", unprotected=UNPROTECTED, unbounded=CHOSEN
-        ),
+        "theta": Each(why="the server sends single models to other clients", unprotected=UNPROTECTED, unbounded=CHOSEN),
         "gains": Each(why="the server learns whose models help whom", unprotected=UNPROTECTED),
     }
 

@@ -34,7 +34,9 @@ from personafl.settings import check
 from personafl.states import State
 
 UNPROTECTED = "a prototype is a sum divided by a share, and a small share with noise may be anything"
-UNBOUNDED = "most clients lack a class, and what they send of it are zeros, which a robust rule would take for the usual"
+UNBOUNDED = (
+    "most clients lack a class, and what they send of it are zeros, which a robust rule would take for the usual"
+)
 
 
 @dataclass(frozen=True)

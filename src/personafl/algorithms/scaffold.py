@@ -47,9 +47,7 @@ class SCAFFOLD(Algorithm):
         traffic=("2", "2"),
         newcomer="trains once from the final w with c_i = 0",
     )
-    uplink: ClassVar[Uplink] = dict.fromkeys(
-        ("delta", "delta_c"), Mean(unprotected=TWO_SCALES, unbounded=ADDED_UP)
-    )
+    uplink: ClassVar[Uplink] = dict.fromkeys(("delta", "delta_c"), Mean(unprotected=TWO_SCALES, unbounded=ADDED_UP))
 
     def __post_init__(self) -> None:
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")

@@ -163,7 +163,9 @@ class Uploads:
         samples, counts = self.samples, torch.ones(len(self.samples))
         if self.groups is not None and isinstance(declared, Mean):
             samples, counts = self.groups.unbind(1)
-        return self.average(self.values[name], self.limit((samples if declared.weights == "samples" else counts).double()))
+        return self.average(
+            self.values[name], self.limit((samples if declared.weights == "samples" else counts).double())
+        )
 
     def average(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
         """The mean of rows with these weights, or all the same; or what the robust rule of the run has in its place."""

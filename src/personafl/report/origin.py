@@ -15,7 +15,8 @@ from personafl.runs.run import Run
 from personafl.settings import Schedule
 from personafl.study.values import floats
 
-_OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy", "robust")  # what a [methods] table may hold
+_OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy", "robust")
+"""What a [methods] table may hold."""
 _OF_SCHEDULE = [f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD]
 _SHARED = ("data", "partition", "splits", "splitting", *_OF_SCHEDULE)
 

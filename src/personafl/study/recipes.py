@@ -19,8 +19,8 @@ from personafl.registry import checked, require_known_key
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.study.description import description
-from personafl.training.job import Job
 from personafl.training.combinations import check_combination
+from personafl.training.job import Job
 from personafl.training.privacy import Privacy
 from personafl.training.robust import Robust
 from personafl.version import __version__

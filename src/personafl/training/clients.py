@@ -63,7 +63,8 @@ class Answers:
         Who did the work, how many steps each took and how many gradients it computed: those whose answers count, and
         those who failed.
     failed
-        Whose update is not finite, or longer than `LONGEST`; they keep their old state, or none where it was their first round.
+        Whose update is not finite, or longer than `LONGEST`; they keep their old state, or none where it was their
+        first round.
     dropped
         Who did not answer, or not in time or not acceptably, and why.
     bytes_up

@@ -96,8 +96,8 @@ class Robust:
         f = self._wrong(answers)
         if self.rule in ("krum", "multi-krum") and answers < 2 * f + 3:
             raise ConfigError(
-                f"robust.attackers = {self.attackers:g}: {f} of the {answers} answers of a round, but {self.rule} holds "
-                f"only for n ≥ 2f + 3; take a smaller share, more clients, or rule = 'median'"
+                f"robust.attackers = {self.attackers:g}: {f} of the {answers} answers of a round, but {self.rule} "
+                f"holds only for n ≥ 2f + 3; take a smaller share, more clients, or rule = 'median'"
             )
 
     def _wrong(self, answers: int) -> int:
@@ -140,7 +140,9 @@ class Robust:
             if not len(long):
                 continue  # as they are, to the bit
             made = values[name].clone()
-            made[long] = (before[long].double() + shrunk[long, None] * update[long].double()).to(made).view_as(made[long])
+            made[long] = (
+                (before[long].double() + shrunk[long, None] * update[long].double()).to(made).view_as(made[long])
+            )
             values[name] = made
             for row in long.tolist():
                 client = int(uploads.ids[row])
