@@ -67,6 +67,8 @@ class Answers:
         What the answers take on their way.
     joined
         Clients elsewhere that were heard of for the first time: their rows are not what a checkpoint says.
+    removed
+        Clients elsewhere that belong to the federation no more: the server forgets what it keeps of them.
     """
 
     uploads: Uploads
@@ -77,6 +79,7 @@ class Answers:
     bytes_up: int
     dropped: dict[int, str] = field(default_factory=dict)
     joined: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    removed: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Clients(ABC):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
 from personafl.algorithms.extras import sent_for_evaluation, server_report
+from personafl.algorithms.removal import without_clients
 from personafl.engines.machine import torch_threads
 from personafl.errors import RunError, TrainingFailed
 from personafl.metrics.measures import ranking
@@ -182,6 +183,8 @@ class Runner:
                 f"round {round}: every active client diverged (update not finite; first: {failed[0]}); {self._kept()}. "
                 "A smaller local.lr usually helps"
             )
+        if len(answers.removed):
+            self.server = without_clients(self.algorithm, self.server, self.theta0, len(client_index), answers.removed)
         if len(answers.uploads):
             self.server = self.algorithm.aggregate(self.server, answers.uploads)
         common = self.algorithm.global_model(self.server)

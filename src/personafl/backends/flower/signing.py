@@ -26,6 +26,8 @@ from personafl.errors import ConfigError, DataError
 from personafl.files import make_folder, write_text
 
 SEAL = "seal"
+REVOKED = "revoked"
+"""The operator's folder of keys that count no more, as NAME@DATE.pub, beside that of those that do."""
 ORDER, ANSWER = "personafl order 1", "personafl answer 1"
 """What signed bytes begin with: the same key signs other things, too (Flower's requests)."""
 AHEAD = 60 * 10**9
@@ -46,6 +48,15 @@ class OperatorSeal:
         self._keys, self._floor = folder / "keys", folder / "orders.number"
         self._last = self._reserved = self._read_floor()
 
+    def knows(self, client: str) -> bool:
+        """Whether a site's key is among the sites' now."""
+        return "/" not in client and (self._keys / f"{client}.pub").is_file()
+
+    def revoked(self, client: str) -> bool:
+        """Whether a site had a key here that was revoked, and has no other."""
+        gone = self._keys.with_name(REVOKED)
+        return not self.knows(client) and "/" not in client and any(gone.glob(f"{client}@*.pub"))
+
     def sign(self, content: RecordDict, kind: str, to: str, run: str) -> None:
         """Seal an order, which must not change afterwards."""
         said = {"kind": kind, "to": to, "run": run, "number": self._next()}
@@ -55,7 +66,7 @@ class OperatorSeal:
     def check(self, answer: RecordDict, client: str, order: RecordDict) -> None:
         """Refuse an answer, or an introduction, that is not a site's own, or not to this order."""
         path = self._keys / f"{client}.pub"
-        if "/" in client or not path.is_file():
+        if not self.knows(client):
             raise DataError(f"it says that it is site {client}, of whom the operator has no key in {self._keys.name}/")
         if SEAL not in answer:
             raise DataError(f"it says that it is site {client}, and does not sign: its site.toml needs key and orders")
