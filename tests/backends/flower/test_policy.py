@@ -125,8 +125,8 @@ def test_a_model_of_another_package_runs_if_it_is_pinned_and_as_it_was(ann, plug
 
 def said(ann, job):
     """What the site refuses a job with, whatever this process would have to import to ask."""
-    from personafl.backends.flower.job import Order
     from personafl.algorithms import Sent
+    from personafl.backends.flower.job import Order
 
     theta = torch.zeros(PARAMETERS)
     with pytest.raises(ConfigError) as found:
@@ -175,7 +175,7 @@ def test_what_code_would_smuggle_out_does_not_leave(ann):
     rule(ann, outgoing={"theta": 1000})
     samples = np.zeros((40, SIZE), np.float32)
     for name, key in (("up", "theta"), ("up", "x"), ("columns", "personal_loss"), ("more", "theta")):
-        with pytest.raises(ConfigError, match="may (not )?leave"):
+        with pytest.raises(ConfigError, match=r"may (not )?leave"):
             check_leaving(ann.site, RecordDict({name: ArrayRecord({key: Array(samples)})}))
     check_leaving(ann.site, RecordDict({"columns": ArrayRecord({"personal_loss": Array(np.zeros(1))})}))
 
@@ -186,7 +186,9 @@ def test_what_code_would_smuggle_out_does_not_leave(ann):
 def test_hours_are_local_and_go_on_after_midnight():
     wednesday = datetime(2026, 11, 18, 3, 0)
     assert is_within(("22:00-06:00",), wednesday) and not is_within(("thu 22:00-06:00",), wednesday)
-    assert is_within(("tue 22:00-06:00",), wednesday) and not is_within(("08:00-18:00", "sat,sun 00:00-24:00"), wednesday)
+    assert is_within(("tue 22:00-06:00",), wednesday) and not is_within(
+        ("08:00-18:00", "sat,sun 00:00-24:00"), wednesday
+    )
     assert is_within(("fri-mon 00:00-24:00",), datetime(2026, 11, 22, 23, 59))
     with pytest.raises(ConfigError, match=r"works in the hours 08:00-18:00, here it is Wed 03:00 \(policy: hours\)"):
         check_hours(Policy(hours=("08:00-18:00",)), wednesday)

@@ -29,6 +29,7 @@ from personafl.backends.flower.members import FederationSettings, gather
 from personafl.backends.flower.messages import pack, unpack, values
 from personafl.backends.flower.records import Record
 from personafl.backends.flower.server import FlowerClients
+from personafl.backends.flower.signed_files import sign_models
 from personafl.backends.flower.signing import OperatorSeal, SiteSeal
 from personafl.backends.flower.site import Site
 from personafl.backends.flower.site_data import read_site
@@ -107,6 +108,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         names = {"algorithm": described.algorithm.name, "model": model.name, "sites": list(client_index.ids)}
         record.note("run", folder=str(out), config=checksum(config), **names)
         run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
+        if keys is not None:
+            sign_models(folder.models, keys / "orders.key", "the operator")
         record.note("ended", folder=str(out))
 
 

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from personafl.backends.flower.messages import HEADER, plain
 from personafl.backends.flower.policy import check_outgoing
 from personafl.backends.flower.records import METRICS, Record, sent_in
+from personafl.backends.flower.signed_files import sign_models
 from personafl.backends.flower.site import Site
 from personafl.files import checksum
 
@@ -30,6 +31,8 @@ def released(site: Site, kind: str, order: RecordDict, work: Callable[[], Record
         raise
     if site.settings.policy is not None:
         about["policy"] = checksum(Path(site.settings.policy))
+    if site.settings.key is not None and kind == "evaluate":
+        sign_models(site.settings.models, Path(site.settings.key), site.settings.id)
     record.note({"query": "introduced", "train": "trained"}.get(kind, "evaluated"), **about, sent=sent_in(answer))
     return answer
 

@@ -1,7 +1,7 @@
 """A site's own policy: what runs there and what leaves it, whatever the operator asks for.
 
 `policy.toml` lies beside site.toml and is one page that somebody can read and sign. It is checked before anything runs,
-and what leaves the site once more before it does (`leaving`). A refusal is one line that reaches the operator as the reason.
+and what leaves the site once more before it does (`leaving`). A refusal is one line, which the operator is told.
 """
 
 from __future__ import annotations

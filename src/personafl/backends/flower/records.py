@@ -18,10 +18,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from personafl.backends.flower.messages import unpack
+from personafl.backends.flower.record_words import RECORD
 from personafl.errors import DataError
 from personafl.storage.chained_log import ChainedLog
 
-FILE = "record.jsonl"
 METRICS = "columns"
 """The record of an answer that has metrics: a number each, and not the arrays that `outgoing` of a policy is about."""
 
@@ -41,7 +41,7 @@ class Record:
     @cached_property
     def log(self) -> ChainedLog | None:
         """The file behind it."""
-        return None if self._folder is None else ChainedLog(self._folder / FILE)
+        return None if self._folder is None else ChainedLog(self._folder / RECORD)
 
     def note(self, event: str, **about: Any) -> None:
         """Write down that something happened."""

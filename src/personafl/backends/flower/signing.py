@@ -72,7 +72,7 @@ class OperatorSeal:
             raise DataError(f"it says that it is site {client}, and does not sign: its site.toml needs key and orders")
         said = values(answer, SEAL, {"from": str, "order": str, "signature": str})
         signature = said.pop("signature")
-        if not _holds(read_public(path), signature, _statement(ANSWER, answer, said)) or said["from"] != client:
+        if not holds(read_public(path), signature, _statement(ANSWER, answer, said)) or said["from"] != client:
             raise DataError(f"it says that it is site {client}, and has not signed with that site's key")
         if said["order"] != values(order, SEAL, {"signature": str})["signature"]:
             raise DataError(f"site {client} answers another question")
@@ -109,14 +109,15 @@ class SiteSeal:
 
     def __init__(self, site: str, folder: Path, operator: Path, key: Path) -> None:
         self._site, self._memory = site, folder / "orders.json"
-        self._operator, self._key = read_public(operator), read_private(key)
+        self._operators, self._key = read_publics(operator), read_private(key)
 
     def check(self, order: RecordDict, kind: str, node: int) -> None:
         """Refuse an order that is not the operator's, not for this site, of another kind, or not new."""
         if SEAL not in order:
             raise ConfigError(f"site {self._site} takes only orders that are signed by the operator, and this is not")
         said = values(order, SEAL, {"kind": str, "to": str, "run": str, "number": int, "signature": str})
-        if not _holds(self._operator, said.pop("signature"), _statement(ORDER, order, said)):
+        signature, statement = said.pop("signature"), _statement(ORDER, order, said)
+        if not any(holds(key, signature, statement) for key in self._operators):
             raise ConfigError(f"site {self._site} got an order that the operator has not signed")
         # Who a node is, is not known before it was asked: the question goes to the node, everything else to the site.
         if (said["kind"], said["to"]) != (kind, f"node {node}" if kind == "query" else self._site):
@@ -159,6 +160,16 @@ def read_public(path: Path) -> ec.EllipticCurvePublicKey:
     return _read(path, ec.EllipticCurvePublicKey, serialization.load_ssh_public_key)
 
 
+def read_publics(path: Path) -> list[ec.EllipticCurvePublicKey]:
+    """The operator's public keys, one a line: while its key is being changed there are two."""
+
+    def load(data: bytes) -> list[Any]:
+        return [serialization.load_ssh_public_key(line) for line in data.strip().splitlines() or [b""]]
+
+    keys: list[ec.EllipticCurvePublicKey] = _read(path, ec.EllipticCurvePublicKey, load)
+    return keys
+
+
 def _read(path: Path, kind: type, load: Any) -> Any:
     try:
         key = load(path.read_bytes())
@@ -166,12 +177,13 @@ def _read(path: Path, kind: type, load: Any) -> Any:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:  # TypeError: it has a passphrase
         raise ConfigError(f"the key {path} cannot be read: {error}") from None
-    if not isinstance(key, kind):
+    if not all(isinstance(each, kind) for each in (key if isinstance(key, list) else [key])):
         raise ConfigError(f"the key {path} is not an elliptic-curve key: make one with ssh-keygen -t ecdsa -b 384")
     return key
 
 
-def _holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+def holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+    """Whether a signature is of this key and statement."""
     try:
         key.verify(bytes.fromhex(signature), statement, ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, ValueError):
