@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from personafl.training.events import Listener
     from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
+    from personafl.training.robust import Robust
 
 _HOMES = {
     "algorithms": "AFL ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam "
@@ -110,6 +111,7 @@ _HOMES = {
     "training.events": "Listener",
     "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
+    "training.robust": "Robust",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
 _MODULES = {
@@ -210,6 +212,7 @@ __all__ = [
     "Privacy",
     "Program",
     "RaySettings",
+    "Robust",
     "Run",
     "Schedule",
     "SelfFL",

@@ -43,6 +43,9 @@ from personafl.training.predictions import Predictions
 from personafl.training.privacy import Noise, NoiseSource, Privacy
 
 AT_ONCE = 16 * 2**20
+LONGEST = 1e15
+"""The longest vector that is taken. Servers add up squares in float32, which ends at 3.4·10³⁸: as many as 10⁷ of these,
+and of their differences, stay below that. Models that are any use have lengths of at most thousands."""
 RELEASES = "privacy.releases"
 SEEN = "store.seen"
 """Of the rows of a checkpoint: whether there is a state in it. Who failed whenever it was active has none."""
@@ -60,7 +63,8 @@ class Answers:
         Who did the work, how many steps each took and how many gradients it computed: those whose answers count, and
         those who failed.
     failed
-        Whose update is not finite; they keep their old state, or none where it was their first round.
+        Whose update is not finite, or longer than `LONGEST`; they keep their old state, or none where it was their
+        first round.
     dropped
         Who did not answer, or not in time or not acceptably, and why.
     bytes_up
@@ -219,7 +223,7 @@ class LocalClients(Clients):
         own = states(self.algorithm, self.engine, self.store, self.theta0, ids, sent)
         result = self.engine.run(Work(self.algorithm, round, "train", ids, own, sent))
         check_declared(self.algorithm.name, result.up, self.algorithm.uplink)
-        good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
+        good = usable({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
         kept, failed = ids[good], ids[~good]
         own, up = result.own, result.up
         if self.privacy is not None:
@@ -336,13 +340,13 @@ def check_kept(like: State, rows: State) -> None:
         )
 
 
-def _finite(values: State, count: int) -> Tensor:
-    """Which rows are finite throughout. A sum is finite only if all of its terms are, and takes one pass."""
+def usable(values: State, count: int) -> Tensor:
+    """Which rows can be computed with: finite, and no longer than `LONGEST`; it takes one pass."""
     good = torch.ones(count, dtype=torch.bool)
     seen: set[int] = set()
     for value in values.values():
         if value.data_ptr() in seen or not value.is_floating_point():
             continue
         seen.add(value.data_ptr())
-        good &= torch.isfinite(value.reshape(count, -1).sum(1)).cpu()
+        good &= (torch.linalg.vector_norm(value.reshape(count, -1), dim=1) <= LONGEST).cpu()  # nor is it NaN
     return good

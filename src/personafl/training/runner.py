@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Sent
+from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.algorithms.removal import without_clients
 from personafl.engines.machine import torch_threads
@@ -33,6 +33,7 @@ from personafl.training.clients import Clients
 from personafl.training.early_stopping import check_possible, why_stop
 from personafl.training.evaluation import ServerSnapshot, client_table, summary
 from personafl.training.events import Listener
+from personafl.training.robust import Robust
 
 log = logging.getLogger("personafl")
 
@@ -48,13 +49,17 @@ class Runner:
         folder: RunFolder,
         manifest: dict[str, Any],
         listeners: Sequence[Listener] = (),
+        robust: Robust | None = None,
     ) -> None:
         self.algorithm = algorithm = algorithm.prepare(clients.job_info)
-        self.clients, self.schedule = clients, schedule
+        self.clients, self.schedule, self.robust = clients, schedule, robust
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
         self.theta0 = clients.task.theta0.to(clients.device)
         self._made: tuple[int, Tensor | None] | None = None
         count = len(clients.client_index)
+        if robust is not None:
+            robust.check(algorithm)
+            robust.check_cohort(schedule.cohort_size(count))
         self.round = 0
         self.server = algorithm.new_server(self.theta0, count)
         self._start()
@@ -185,8 +190,9 @@ class Runner:
             )
         if len(answers.removed):
             self.server = without_clients(self.algorithm, self.server, self.theta0, len(client_index), answers.removed)
-        if len(answers.uploads):
-            self.server = self.algorithm.aggregate(self.server, answers.uploads)
+        uploads, spared = self._robust(answers.uploads, ids, sent)
+        if len(uploads):
+            self.server = self.algorithm.aggregate(self.server, uploads)
         common = self.algorithm.global_model(self.server)
         if common is not None and not torch.isfinite(common.sum()):
             raise TrainingFailed(
@@ -203,11 +209,22 @@ class Runner:
             "steps": float(answers.steps.mean()) if len(answers.steps) else 0.0,
             "gradients": int(answers.gradients.sum()),
             **self.traffic,
+            **({"robust": spared} if spared else {}),
         }
         if answers.dropped:
             record["dropped"] = {client_index.ids[i]: why for i, why in answers.dropped.items()}
             log.warning("round %d: without %s", round, _few([f"{c} ({why})" for c, why in record["dropped"].items()]))
         return record, seconds
+
+    def _robust(self, uploads: Uploads, ids: Ints, sent: Sent) -> tuple[Uploads, dict[str, float]]:
+        """The answers as the robust rule leaves them, and what it multiplied updates by."""
+        if self.robust is None or not len(uploads):
+            return uploads, {}
+        uploads, spared = self.robust.apply(uploads, sent.rows(np.searchsorted(ids, uploads.ids.numpy())))
+        named = {self.clients.client_index.ids[i]: round(share, 6) for i, share in spared.items()}
+        if named:
+            log.info("robust rule %s: %s", self.robust.rule, _few([f"{c} × {share:g}" for c, share in named.items()]))
+        return uploads, named
 
     def _kept(self) -> str:
         saved = any(self.folder.checkpoints.glob("round-*.json"))

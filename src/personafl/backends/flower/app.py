@@ -107,7 +107,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         origin = Origin(tables, resolved, {}, frozen)
         names = {"algorithm": described.algorithm.name, "model": model.name, "sites": list(client_index.ids)}
         record.note("run", folder=str(out), config=checksum(config), **names)
-        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
+        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()], described.robust)
         if keys is not None:
             sign_models(folder.models, keys / "orders.key", "the operator")
         record.note("ended", folder=str(out))
