@@ -55,11 +55,15 @@ class Mean:
         the difference. None where it differs from nothing that was sent.
     unprotected
         Why clipping and noise do not do, in words.
+    within
+        For a number that is relative to nothing that was sent: with `[privacy]` it is clipped to 0 … within · clip²,
+        and has a share of the noise of its own. A negative one stands for "not known", and is sent as it is.
     """
 
     weights: Weights = "equal"
     relative_to: str | None = None
     unprotected: str = ""
+    within: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ class Each:
     ----------
     why
         It must, in words.
-    weights, relative_to, unprotected
+    weights, relative_to, unprotected, within
         As of `Mean`; the weights are those of `uploads.mean`, if the server asks for that too.
     """
 
@@ -78,6 +82,7 @@ class Each:
     weights: Weights = "equal"
     relative_to: str | None = None
     unprotected: str = ""
+    within: float | None = None
 
 
 Uplink = Mapping[str, Mean | Each]
@@ -110,6 +115,8 @@ class Uploads:
         is their mean: this has the sum of the samples and the number of clients of each group (G, 2).
     most
         The largest share that one client may have in an aggregate, where they are not trusted with more.
+    noise
+        The standard deviation of the noise that clients added to every number that is relative to what was sent.
     """
 
     ids: Tensor
@@ -118,6 +125,7 @@ class Uploads:
     uplink: Uplink
     groups: Tensor | None = None
     most: float = 1.0
+    noise: float = 0.0
 
     def __getitem__(self, name: str) -> Tensor:
         """The rows of what is declared an `Each`."""
@@ -144,6 +152,17 @@ class Uploads:
         share = (share / share.sum()).to(self.values[name])
         averaged: Tensor = torch.tensordot(share, self.values[name], dims=1)
         return averaged
+
+    def shares(self, name: str) -> Tensor:
+        """How much each client counts in `mean(name)`: shares of 1.
+
+        >>> up = Uploads(torch.arange(2), torch.tensor([30, 10]), {}, {"theta": Mean(weights="samples")})
+        >>> up.shares("theta").tolist()
+        [0.75, 0.25]
+        """
+        counts = self.samples if self.uplink[name].weights == "samples" else torch.ones(len(self))
+        share = self.limit(counts.double())
+        return share / share.sum()
 
     def limit(self, weights: Tensor) -> Tensor:
         """Weights of which none is more than `most` of their sum: those that are above become as large as allowed.
