@@ -51,7 +51,9 @@ def test_what_was_learned_by_heart_is_found_out(overfit):
             one = by_name[target, attack]
             assert one.auc.value > 0.95 and one.auc.low > 0.9 and one.told_right > 0.85
             assert one.proven > 1 and one.epsilon is None
-            assert (one.members, one.others) == (CLIENTS * TRAIN, CLIENTS * TEST)
+            # A sample that no shadow left out, or none had, is not told of.
+            least = (80, 80) if attack == "loss" else (75, 75)
+            assert least <= (one.members, one.others) <= (CLIENTS * TRAIN, CLIENTS * TEST)
             assert len(one.clients) == CLIENTS and min(c.value for c in one.clients.values()) > 0.9
     assert by_name["global", "loss"].auc.value < by_name["personal", "loss"].auc.value
     assert any("sorts 9" in line or "sorts 100" in line for line in words(found))

@@ -36,15 +36,14 @@ def auc(members: Floats, others: Floats) -> Estimate:
     >>> auc(np.array([2.0, 3.0, 4.0]), np.array([1.0, 2.0])).value
     0.9166666666666666
     """
-    from scipy.stats import norm, rankdata
+    from scipy.special import ndtri
 
     m, n = len(members), len(others)
-    ranks = rankdata(np.concatenate([members, others]))
-    above = (ranks[:m] - rankdata(members)) / n  # of each member: the share of others below it
-    below = 1 - (ranks[m:] - rankdata(others)) / m
+    above = _share_below(members, others)  # of each member: the share of others that it scores above
+    below = 1 - _share_below(others, members)
     value = float(above.mean())
     spread = [float(part.var(ddof=1)) / len(part) if len(part) > 1 else 0.25 for part in (above, below)]
-    half = float(norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(sum(spread))
+    half = float(ndtri((1 + CONFIDENCE) / 2)) * math.sqrt(sum(spread))
     if value in (0.0, 1.0):
         half = 3 / min(m, n)
     return Estimate(value, max(0.0, value - half), min(1.0, value + half))
@@ -59,11 +58,11 @@ def clopper_pearson(hits: int, trials: int, confidence: float = CONFIDENCE) -> E
     >>> round(found.low, 4), round(found.high, 4)
     (0.0667, 0.6525)
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
     tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
+    low = float(betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
     return Estimate(hits / trials, low, high)
 
 
@@ -131,6 +130,13 @@ def proven_epsilon(members: Floats, others: Floats, delta: float = 0.0, seed: in
         alarm = clopper_pearson(int((outside > threshold).sum()), len(outside), confidence).high
         best = max(best, math.log((hit - delta) / alarm) if hit > delta else 0.0)
     return best
+
+
+def _share_below(values: Floats, among: Floats) -> Floats:
+    """Of each value: the share of `among` below it, ties half."""
+    ordered = np.sort(among)
+    places = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    return np.asarray(sum(places) / (2 * len(among)))
 
 
 def _halves(values: Floats, seed: int) -> tuple[Floats, Floats]:
