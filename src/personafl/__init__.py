@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from personafl.runs.trackers import MLflow, TensorBoard
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
+    from personafl.study.audit import audit
     from personafl.tasks import Metric
     from personafl.training.events import Listener
     from personafl.training.explain import Explanation, explain
@@ -107,6 +108,7 @@ _HOMES = {
     "runs.trackers": "MLflow TensorBoard",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
+    "study.audit": "audit",
     "tasks": "Metric",
     "training.events": "Listener",
     "training.explain": "Explanation explain",
@@ -225,6 +227,7 @@ __all__ = [
     "Uplink",
     "Uploads",
     "__version__",
+    "audit",
     "compare",
     "data",
     "explain",

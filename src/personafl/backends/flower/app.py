@@ -101,7 +101,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         if frozen:
             resolved |= {"frozen_sha256": whole_hash(frozen), **frozen_and_eval(module)}
         if described.privacy is not None and described.privacy.noise:
-            resolved["noise"] = "from each site's own secure generator"
+            of_server = described.privacy.noise_at == "server"
+            resolved["noise"] = f"from {'the operator' if of_server else 'each site'}'s own secure generator"
         backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
         tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"]}
         origin = Origin(tables, resolved, {}, frozen)

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm
 from personafl.backends.flower.evaluations import LastReport, digest, rounded, why_not
-from personafl.backends.flower.job import JobDescription, Layout, Order, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import (
+    JobDescription,
+    Layout,
+    Order,
+    fingerprint,
+    layout_of,
+    refuse_per_sample,
+    upload_of,
+)
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
 from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
 from personafl.backends.flower.policy import check_order, check_rounds, check_upload, read_policy
@@ -180,11 +188,15 @@ class Site:
             )
         versions = StateHistory(here.states / job.run, here.id)
         privacy = job.make_privacy()
-        if here.least_noise > (privacy.noise if privacy else 0.0):
+        own_noise = privacy.own_noise if privacy else 0.0
+        if here.least_noise > own_noise:
+            at_server = ", and noise at the server" if privacy is not None and privacy.noise_at == "server" else ""
             raise ConfigError(
-                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
-                f"{privacy.noise if privacy else 0.0:g}"
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g} that it adds itself, "
+                f"this run has {own_noise:g}{at_server}"
             )
+        if privacy is not None:
+            refuse_per_sample(privacy)
         clients = self._engine_clients(task, data, local, job, privacy)
         clients.start(job.prepare(algorithm, task, local), theta0)
         if self._own is None:
@@ -213,7 +225,7 @@ class Site:
         entry = Entry(job.run, order.round, what, clients.algorithm.name)
         if privacy is None:
             return entry
-        return replace(entry, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
+        return replace(entry, clip=privacy.clip, noise=privacy.own_noise, delta=privacy.delta)
 
     def _write_down(self, entry: Entry) -> None:
         """Before an answer leaves: another process may have answered since this one began."""
