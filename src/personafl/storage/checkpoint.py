@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from personafl.errors import RunError
 from personafl.files import checksum, disk_errors, make_folder, write_tensors, write_text
 from personafl.states import State
@@ -67,6 +69,22 @@ def save(
         write_text(folder / f"{stem}.timings", json.dumps(checkpoint.timings))
     write_text(folder / f"{stem}.json", json.dumps(record, indent=1))
     prune(folder, checkpoint.round, keep)
+
+
+def server_state(found: Checkpoint, theta0: Tensor, like: State) -> State:
+    """What the server keeps, if it and the first weights have the names, types and shapes of `like` and `theta0`."""
+    wanted = {"theta0": theta0, **{f"server.{name}": value for name, value in like.items()}}
+    for name in sorted(wanted.keys() | found.tensors.keys()):
+        have, want = (
+            None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for tensor in (found.tensors.get(name), wanted.get(name))
+        )
+        if have != want:
+            raise RunError(
+                f"the checkpoint of round {found.round} is of another model or algorithm: its {name} is "
+                f"{have or 'missing'}, expected {want or 'nothing'}"
+            )
+    return {name: found.tensors[f"server.{name}"] for name in like}
 
 
 def prune(folder: Path, round: int, keep: int = 2) -> None:

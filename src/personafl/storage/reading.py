@@ -97,7 +97,7 @@ def open_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
     try:
         with problems(existing(path)), safe_open(path, framework) as file:
             yield file
-    except (SafetensorError, RuntimeError, IndexError) as error:
+    except (SafetensorError, RuntimeError, LookupError, TypeError) as error:
         raise RunError(f"{path} cannot be read: {_first_line(error)}") from error
 
 

@@ -19,6 +19,7 @@ Number = float | Annotated[int, Ge(-(2**53)), Le(2**53)]
 Seconds = Annotated[float, Ge(0), Le(10**9)]
 FileName = Annotated[str, AfterValidator(lambda v: _require(v, v == v.rpartition("/")[2] and v not in ("", ".", ".."),
                                                             "must be a name without a folder"))]  # fmt: skip
+Digits = Annotated[str, AfterValidator(lambda v: _require(v, v.isdecimal() and len(v) < 20, "must be a number"))]
 Share = Annotated[float, Ge(0), Le(1)] | Literal[0, 1]
 Table = dict[str, Any]
 WHO = ("personal_", "global_")
@@ -154,7 +155,7 @@ class CheckpointRecord(Extent):
 
     round: Count
     values: dict[str, Count]
-    clients: dict[Annotated[str, AfterValidator(lambda v: _require(v, v.isdecimal(), "must be a round"))], _Rows]
+    clients: dict[Digits, _Rows]
     files: _Files | dict[str, Annotated[int, Le(-1)]] = {}
 
 
@@ -254,7 +255,7 @@ class _Search(BaseModel):
 class Comparison(BaseModel):
     """comparison.json."""
 
-    runs: dict[str, dict[Annotated[str, AfterValidator(lambda v: _require(v, v.isdecimal(), "must be a seed"))], FileName]]
+    runs: dict[str, dict[Digits, FileName]]
     added: list[str] = []
     failures: list[_Failure] = []
     searches: list[_Search] = []
@@ -277,7 +278,7 @@ def check_clients(table: pa.Table) -> None:
             split = "val" if "_val_" in name else "held" if "_held_" in name else "test"
             hits, n = table.column(name), table.column(f"n_{split}") if f"n_{split}" in table.column_names else None
             wrong = pc.less(hits, 0) if n is None else pc.or_(pc.less(hits, 0), pc.greater(hits, n))
-            _require(table, not pc.any(wrong).as_py(), f"column {name!r} has more right answers than samples, or fewer than 0")
+            _require(table, not pc.any(wrong).as_py(), f"column {name!r} has more right answers than samples")
 
 
 def check_predictions(table: pa.Table) -> None:
@@ -304,7 +305,8 @@ def _check_columns(table: pa.Table, needed: tuple[str, ...], texts: tuple[str, .
 
 def _check_range(table: pa.Table, name: str, most: int) -> None:
     column = table.column(name)
-    _require(table, pa.types.is_integer(column.type) and not column.null_count, f"column {name!r} must be of whole numbers")
+    whole = pa.types.is_integer(column.type) and not column.null_count
+    _require(table, whole, f"column {name!r} must be of whole numbers")
     found = pc.min_max(column).as_py()
     low, high = found["min"] or 0, found["max"] or 0
     _require(table, 0 <= low and high < most, f"column {name!r} has values from {low} to {high}")
