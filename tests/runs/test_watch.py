@@ -20,11 +20,12 @@ from personafl.storage.folder import RunFolder
 from personafl.training.events import RunFiles
 
 MANIFEST = {
+    "seed": 0,
     "rounds": 4,
     "data": {"name": "digits"},
     "model": {"name": "mlp"},
     "algorithm": {"name": "fedavg"},
-    "resolved": {"clients": 5},
+    "resolved": {"clients": 5, "fingerprint": "0", "loss": "mse", "parameters": 3},
 }
 COMMAND = (sys.executable, "-c", "from personafl.cli import main; main()")
 

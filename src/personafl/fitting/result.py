@@ -136,7 +136,8 @@ class Fit(Run):
             settings = ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in model["settings"].items())
             value = (measure.better or 1) * model["score"]
             used = int((weights[:, f] > 0).sum())
-            table.add_row(escape(model["label"]), escape(settings) or "as given", str(model["rounds"]), measure.write(value), str(used),
+            table.add_row(escape(model["label"]), escape(settings) or "as given", str(model["rounds"]),
+                          measure.write(value), str(used),
                           f"{weights[:, f].mean():.2f}")  # fmt: skip
         console.print(table)
         for sentence in self.sentences():

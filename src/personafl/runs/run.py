@@ -30,6 +30,7 @@ from personafl.models import MODELS, LoRA, initialize
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
+from personafl.runs.bounds import check_settings, check_size
 from personafl.runs.modules import check_fits, how_to_give
 from personafl.runs.tables import NO_SCORE, RunTables
 from personafl.settings import Local
@@ -200,7 +201,8 @@ class Run(RunTables):
 
     def newcomer_engine(self, federation: Federation) -> LoopEngine:
         """An engine with the settings that the run's clients trained by; newcomers choose on all validation data."""
-        local = replace(checked(Local, "local", self.manifest["local"]), held_back=None)
+        check_settings(self.path, "local", self.manifest.get("local", {}))
+        local = replace(checked(Local, "local", self.manifest.get("local", {})), held_back=None)
         return LoopEngine(self.task, federation, local, int(self.manifest["seed"]))
 
     def save_models(self, path: Path, theta: Tensor, clients: Sequence[str]) -> None:
@@ -236,6 +238,7 @@ class Run(RunTables):
         table = self.manifest.get(kind)
         if isinstance(table, Mapping):
             table = {key: value for key, value in table.items() if (kind, key) != ("model", "weights")}
+        check_settings(self.path, kind, table)
         try:
             return choose_known(kind, table, registry)
         except ConfigError as error:
@@ -297,8 +300,14 @@ class Run(RunTables):
         if isinstance(model, LoRA) and isinstance(self._backbone, str | Path):
             model = replace(model, path=str(self._backbone))
         try:
-            shape = read_shape(resolved["input_shape"])
-            made = initialize(model, shape, resolved["outputs"], int(self.manifest["seed"]), self.constants)
+            shape, constants = read_shape(resolved["input_shape"]), self.constants
+
+            def build() -> nn.Module:
+                return initialize(model, shape, resolved["outputs"], int(self.manifest["seed"]), constants)
+
+            if not isinstance(model, LoRA):  # which is as large as a file of the user's
+                check_size(self.folder, build)
+            made = build()
             if isinstance(model, LoRA):
                 check_fits(made, self.folder, self.manifest)
         except PersonaflError as error:

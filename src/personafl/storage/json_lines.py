@@ -15,7 +15,9 @@ from personafl.storage.reading import content, read_lines
 class JsonLines:
     """A .jsonl file that this process appends to.
 
-    `kind` is what `schemas` has for a line. Its checksum is carried along, so that noting it at a checkpoint costs no more than the lines that are new.
+    `kind` is what `schemas` has for a line.
+
+    Its checksum is carried along, so that noting it at a checkpoint costs no more than the lines that are new.
     """
 
     def __init__(self, path: Path, kind: Any) -> None:

@@ -1,7 +1,7 @@
 """Files of a run folder, which may be a stranger's: read within bounds and checked, or refused in one line.
 
-Nothing is opened that is not a file, so no pipe or device is waited for; nothing is read beyond a bound; and what a file
-says is what `schemas` asks for. Every error is a `RunError` that names the file and the field.
+Nothing is opened that is not a file, so no pipe or device is waited for; nothing is read beyond a bound; and what a
+file says is what `schemas` asks for. Every error is a `RunError` that names the file and the field.
 """
 
 from __future__ import annotations

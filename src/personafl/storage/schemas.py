@@ -131,7 +131,7 @@ class Timing(BaseModel):
     """A line of timings.jsonl."""
 
     round: Count
-    round_seconds: Seconds = 0.0
+    round_seconds: Seconds
 
 
 class Extent(BaseModel):
