@@ -31,7 +31,8 @@ def damage(folder: Path, rng: random.Random) -> str:
     weight = {".toml": 6, ".jsonl": 4, ".json": 3, ".parquet": 4, ".safetensors": 2, ".timings": 1}
     path = rng.choices(files, [weight.get(p.suffix, 1) for p in files])[0]
     ways = [*_RAW, *[_in_structure] * 4 * (path.suffix in (".toml", ".json", ".jsonl", ".timings")),
-            *[_in_table] * 12 * (path.suffix == ".parquet"), *[_in_tensors] * 10 * (path.suffix == ".safetensors")]  # fmt: skip
+            *[_in_table] * 12 * (path.suffix == ".parquet"),
+            *[_in_tensors] * 10 * (path.suffix == ".safetensors")]  # fmt: skip
     way = rng.choice([w for w in ways for _ in range(4 if w in (_in_structure,) else 1)])
     said = way(path, rng, files)
     if rng.random() < 0.8:
@@ -39,7 +40,7 @@ def damage(folder: Path, rng: random.Random) -> str:
     return f"{path.relative_to(folder)}: {way.__name__} {said}"
 
 
-# --- bytes --------------------------------------------------------------------------------------------------------------
+# --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def _flip(path: Path, rng: random.Random, files: list[Path]) -> str:
@@ -74,7 +75,8 @@ def _replace(path: Path, rng: random.Random, files: list[Path]) -> str:
 def _put_something_else(path: Path, rng: random.Random, files: list[Path]) -> str:
     path.unlink()
     what = rng.choice(["nothing", "folder", "fifo", "endless", "dangling", "loop", "other", "proc"])
-    links = {"endless": "/dev/zero", "dangling": path.parents[1] / "outside" / "x", "loop": path, "proc": "/proc/self/mem"}
+    outside = path.parents[1] / "outside"
+    links = {"endless": "/dev/zero", "dangling": outside, "loop": path, "proc": "/proc/self/mem"}
     if what == "folder":
         path.mkdir()
     elif what == "fifo":
@@ -88,7 +90,7 @@ def _put_something_else(path: Path, rng: random.Random, files: list[Path]) -> st
 
 _RAW = [_flip, _flip, _cut, _replace, _replace, _put_something_else]
 
-# --- what is in them ----------------------------------------------------------------------------------------------------
+# --- what is in them -------------------------------------------------------------------------------------------------
 
 
 def _in_structure(path: Path, rng: random.Random, files: list[Path]) -> str:
@@ -158,7 +160,8 @@ def _in_table(path: Path, rng: random.Random, files: list[Path]) -> str:
         table = table.append_column(name, table.column(at))
     else:
         for k in range(300 if what == "wide" else 1):
-            table = table.append_column(rng.choice([f"c{k}", f"personal_{k}", f"personal_x{k}_correct"]), pa.array([1] * n))
+            called = rng.choice([f"c{k}", f"personal_{k}", f"personal_x{k}_correct"])
+            table = table.append_column(called, pa.array([1] * n))
     pq.write_table(table, path)
     return f"{name} {what}"
 
@@ -191,7 +194,7 @@ def _in_tensors(path: Path, rng: random.Random, files: list[Path]) -> str:
     elif what == "row" and value.ndim:
         tensors[name] = np.concatenate([value, value[:1]])
     else:
-        metadata = rng.choice([None, {}, {"clients": "[1]"}, {"clients": "{"}, {"clients": "[" * 10_000}, {"clients": "3"}])
+        metadata = rng.choice([None, {}, *({"clients": text} for text in ("[1]", "{", "[" * 10_000, "3"))])
     save_file(tensors, path, metadata)
     return f"{name} {what}"
 

@@ -1,6 +1,5 @@
 """Run folders of strangers: whatever is in them, every command comes to an end with an answer or with one line."""
 
-import json
 import random
 import resource
 import signal
@@ -66,8 +65,8 @@ def bases(tmp_path_factory):
     with pytest.raises(Stop):
         train_config(parse({**SETTINGS, "algorithm": "selffl"}), folder / "cut", False, [Cut()], federation())
     copied(OLD / "selffl", folder / "old")
-    pf.fit(federation(), nn.Linear(4, 2), methods=["fedavg"], trials=3, rounds=2, budget="20s", engine="loop", threads=1,
-           out=folder / "fit", progress=False)  # fmt: skip
+    pf.fit(federation(), nn.Linear(4, 2), methods=["fedavg"], trials=3, rounds=2, budget="20s", engine="loop",
+           threads=1, out=folder / "fit", progress=False)  # fmt: skip
     return folder
 
 
