@@ -32,7 +32,7 @@ def check_unpacked(size: int, packed: int) -> None:
     if size > most_unpacked(packed):
         raise ValueError(
             f"its {packed:,} bytes unpack to {size:,} or more: if it is meant to be so, allow it with "
-            f"{VARIABLE}={-(-size >> 20) + 1}"
+            f"{VARIABLE}={size >> 19}"
         )
 
 
@@ -42,13 +42,13 @@ def parquet_batches(path: Path, rows: int, columns: Sequence[str] | None = None)
     Texts may be stored once and named often: they are read so, counted, and only then written out.
     """
     packed, size = path.stat().st_size, 0
-    texts = [f.name for f in pq.read_schema(path) if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
-    with pq.ParquetFile(path, read_dictionary=texts, page_checksum_verification=True) as file:
+    texts = {f.name for f in pq.read_schema(path) if pa.types.is_string(f.type) or pa.types.is_binary(f.type)}
+    with pq.ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file:
         check_unpacked(_promised(file.metadata, None if columns is None else set(columns)), packed)
         for batch in file.iter_batches(rows, columns=None if columns is None else list(columns)):
             arrays = {}
             for name, array in zip(batch.schema.names, batch.columns, strict=True):
-                size += _written_out(array) if name in texts else array.nbytes
+                size += array.nbytes + _written_out(array)
                 check_unpacked(size, packed)
                 arrays[name] = array.dictionary_decode() if name in texts else array
             yield pa.record_batch(list(arrays.values()), list(arrays))
@@ -78,7 +78,9 @@ def _promised(about: pq.FileMetaData, columns: set[str] | None) -> int:
     return size
 
 
-def _written_out(texts: pa.DictionaryArray) -> int:
-    """The bytes of texts that are stored once and named often."""
-    lengths = pc.fill_null(pc.binary_length(texts.dictionary), 0).cast(pa.int64())
-    return 4 * len(texts) + (pc.sum(lengths.take(texts.indices)).as_py() or 0)
+def _written_out(array: pa.Array) -> int:
+    """The bytes of texts that are stored once and named often, each time that they are named; 0 for other arrays."""
+    if not pa.types.is_dictionary(array.type) or not pa.types.is_string(array.type.value_type):
+        return 0
+    lengths = pc.fill_null(pc.binary_length(array.dictionary), 0).cast(pa.int64())
+    return pc.sum(lengths.take(array.indices)).as_py() or 0
