@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import ArrayLike
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ from personafl.metrics.permutation import sign_flip
 from personafl.report.data import report_data
 from personafl.report.output import default_page, write_page
 from personafl.runs.run import Run
+from personafl.storage import schemas
+from personafl.storage.reading import read_json
 from personafl.study.differences import LEVEL
 from personafl.training.job import Job
 
@@ -133,7 +136,8 @@ class Fit(Run):
             settings = ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in model["settings"].items())
             value = (measure.better or 1) * model["score"]
             used = int((weights[:, f] > 0).sum())
-            table.add_row(model["label"], settings or "as given", str(model["rounds"]), measure.write(value), str(used),
+            table.add_row(escape(model["label"]), escape(settings) or "as given", str(model["rounds"]),
+                          measure.write(value), str(used),
                           f"{weights[:, f].mean():.2f}")  # fmt: skip
         console.print(table)
         for sentence in self.sentences():
@@ -227,15 +231,9 @@ def is_fit(path: Path) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        known = ("finalists", "weights", "clients", "newcomer", "test", "sentences")
-        if missing := [key for key in known if key not in found]:
-            raise ValueError(f"it lacks {missing[0]}")
+        return dict(read_json(file, schemas.Fit))
     except FileNotFoundError:
         raise RunError(f"{file.parent} holds no finished fit: go on with resume (--resume)") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
-    return dict(found)
 
 
 def _nullable(values: Floats) -> pa.Array:

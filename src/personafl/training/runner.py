@@ -102,7 +102,7 @@ class Runner:
             try:
                 if found.files:
                     self.folder.check(found.round, found.files, found.timings)
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except (ValueError, OSError, RunError) as error:
                 damaged.append(str(error))
                 raise
 
@@ -345,13 +345,13 @@ class Runner:
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         device = self.clients.device
-        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        server = checkpoint.server_state(found, self.theta0, self.server)
         self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
         # Clients that were never active start from the weights that the run began with, not from this process's.
         self.theta0 = found.tensors["theta0"].to(device)
         self._start()
         self.log.read(self.folder.checkpoints, found.clients, self._put_rows)
-        self.traffic = {name: int(found.values[name]) for name in self.traffic}
+        self.traffic = {name: found.values.get(name, 0) for name in self.traffic}
 
     def _write_models(self) -> None:
         common = self._common()
