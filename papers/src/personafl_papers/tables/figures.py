@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from personafl.report.figures import STYLE
-from personafl.report.palette import LIGHT, MARKERS
+from personafl.palette import LIGHT, MARKERS
 
 
 def curves(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], label: str) -> Figure:
