@@ -10,7 +10,7 @@ from html import escape
 
 LINE = "rgba(128,128,128,.35)"
 CELL = "text-align:left;vertical-align:top;padding:2px 14px 2px 0;background:transparent;color:inherit"
-WIDTH, HEIGHT, MOST = 420, 46, 140
+WIDTH, HEIGHT, MOST, BAR = 420, 46, 140, 16
 
 
 def card(title: str, facts: Mapping[str, str], *parts: str) -> str:
@@ -58,7 +58,7 @@ def bars(values: Sequence[float], caption: str) -> str:
     """A bar for each value, the largest first; of very many, some at equal distances."""
     found = sorted(values, reverse=True)
     shown = found if len(found) <= MOST else [found[round(i * (len(found) - 1) / (MOST - 1))] for i in range(MOST)]
-    top, step = max(shown[0], 1e-12), WIDTH / len(shown)
+    top, step = max(shown[0], 1e-12), min(WIDTH / len(shown), BAR)
     drawn = "".join(
         f'<rect x="{i * step:.2f}" y="{HEIGHT - HEIGHT * v / top:.2f}" width="{max(step * 0.8, 0.6):.2f}" '
         f'height="{HEIGHT * v / top:.2f}"/>'

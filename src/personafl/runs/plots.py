@@ -57,8 +57,9 @@ class RunPlots:
         ax = axes(ax)
         for (who, (rounds, values)), colour in zip(found.items(), LIGHT, strict=False):
             if len(rounds):
-                ax.plot(rounds, what.scale * values, color=colour, label=CALLED[who])
+                ax.plot(rounds, what.scale * values, color=colour, label=CALLED[who], **dots(len(rounds)))
         finish(ax, "round", heading(what), legend=True)
+        note_single(ax, max(len(rounds) for rounds, _ in found.values()))
         return ax
 
     def clients(self, measure: str | None = None, ax: Axes | None = None) -> Axes:
@@ -106,8 +107,7 @@ def draw_gains(gain: Floats, measure: Measure, over: str, ax: Axes) -> Axes:
     ax.bar(np.arange(len(known)), measure.scale * known, 0.85, color=colours.tolist())
     ax.axhline(0, color="grey", linewidth=0.8)
     better, worse = int((known > 0).sum()), int((known < 0).sum())
-    unit = " points" if measure.unit == "%" else ""
-    finish(ax, "clients, the largest gain first", f"gain in {measure.label}{unit} over {over}")
+    finish(ax, "clients, the largest gain first", f"gain over {over}, {points(measure)}")
     ax.set_title(f"{better} clients do better, {worse} worse, {len(known) - better - worse} the same", fontsize=10)
     return ax
 
@@ -146,6 +146,22 @@ def axes(ax: Axes | None, size: tuple[float, float] = (6.4, 3.6)) -> Axes:
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def dots(evaluations: int) -> dict[str, Any]:
+    """How a line of few points is marked."""
+    return {"marker": "o", "markersize": 4} if evaluations < 15 else {}
+
+
+def note_single(ax: Axes, evaluations: int) -> None:
+    """Say how to get a curve where there is a dot."""
+    if evaluations == 1:
+        ax.set_title("one evaluation; eval_every=1 gives a curve", fontsize=10)
+
+
+def points(measure: Measure) -> str:
+    """What differences are counted in."""
+    return f"points of {measure.label}" if measure.unit == "%" else measure.label
 
 
 def heading(measure: Measure) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from personafl.errors import ConfigError, RunError
 from personafl.metrics.measures import Measure
 from personafl.palette import LIGHT, MARKERS
-from personafl.runs.plots import axes, curve_of, finish, heading, plain
+from personafl.runs.plots import axes, curve_of, finish, heading, note_single, plain, points
 from personafl.runs.run import Run
 from personafl.study.differences import Floats, Row
 from personafl.study.judgement import Judgement
@@ -54,6 +54,7 @@ class ComparisonPlots:
                 ax.plot(rounds, values.mean(0), color=colour, marker=mark, markevery=every, label=plain(row.name))
                 ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         finish(ax, "round", heading(measure), legend=True)
+        note_single(ax, max((len(line.get_xdata()) for line in ax.lines), default=0))
         return ax
 
     def gains(self, over: str = "separate", ax: Axes | None = None) -> Axes:
@@ -82,8 +83,7 @@ class ComparisonPlots:
             f"{plain(name)}\n{np.mean(found[name] > 0):.0%} gain, {np.mean(found[name] < 0):.0%} lose" for name in names
         ]
         ax.set_yticks(range(1, len(names) + 1), shares, fontsize=9)
-        unit = " points" if measure.unit == "%" else ""
-        finish(ax, f"a client's gain in {measure.label}{unit} over {over}", "")
+        finish(ax, f"a client's gain over {over}, {points(measure)}", "")
         return ax
 
     def _gains(self, row: Row, over: str) -> Floats:
