@@ -81,7 +81,15 @@ def test_a_federation_shows_itself():
 def test_runs_and_comparisons_show_themselves(tmp_path):
     fed = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=4, alpha=1.0))
     found = pf.compare(
-        fed, nn.Linear(64, 10), {WICKED: pf.Ditto()}, seeds=1, rounds=2, eval_every=1, progress=False, out=tmp_path
+        fed,
+        nn.Linear(64, 10),
+        {WICKED: pf.Ditto()},
+        seeds=1,
+        rounds=2,
+        eval_every=1,
+        progress=False,
+        out=tmp_path,
+        engine="stacked",
     )
     text = whole(found._repr_html_())
     assert all(row["label"] in text for row in found.table()) and all(line in text for line in found.answer.split("\n"))

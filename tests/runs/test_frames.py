@@ -14,7 +14,9 @@ from personafl.runs.frames import as_frame
 @pytest.fixture(scope="module")
 def found():
     fed = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=4, alpha=1.0))
-    return pf.compare(fed, nn.Linear(64, 10), ["ditto"], seeds=1, rounds=2, eval_every=2, progress=False)
+    return pf.compare(
+        fed, nn.Linear(64, 10), ["ditto"], seeds=1, rounds=2, eval_every=2, progress=False, engine="stacked"
+    )
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import personafl as pf
 from personafl.errors import ConfigError, RunError
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,8 @@ def federation():
 @pytest.fixture(scope="module")
 def found(federation):
     methods = {"cost $1 or $2": pf.Ditto()}
-    return pf.compare(federation, nn.Linear(64, 10), methods, seeds=2, rounds=4, eval_every=2, progress=False)
+    settings = {"rounds": 4, "eval_every": 2, "engine": "stacked", "progress": False}
+    return pf.compare(federation, nn.Linear(64, 10), methods, seeds=2, **settings)
 
 
 @pytest.fixture
