@@ -82,7 +82,7 @@ class Run(RunTables):
 
     def _repr_html_(self) -> str:
         title, facts = self._facts()
-        _, values = curve_of(self, self.primary, "personal") if self.measures else ((), ())
+        values = curve_of(self, self.primary, "personal")[1].tolist() if self.measures else []
         drawn = (
             curve(values, f"{self.primary.label} of the clients' models, over the rounds") if len(values) > 1 else ""
         )

@@ -54,7 +54,7 @@ class ComparisonPlots:
                 ax.plot(rounds, values.mean(0), color=colour, marker=mark, markevery=every, label=plain(row.name))
                 ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         finish(ax, "round", heading(measure), legend=True)
-        note_single(ax, max((len(line.get_xdata()) for line in ax.lines), default=0))
+        note_single(ax, max((len(line.get_xydata()) for line in ax.lines), default=0))
         return ax
 
     def gains(self, over: str = "separate", ax: Axes | None = None) -> Axes:
@@ -102,4 +102,4 @@ def _gain(measure: Measure, run: Run, other: Run, row: Row) -> Floats:
     own, alone = values_of(run, measure, row.model), values_of(other, measure)
     if not same or own is None or alone is None:
         return np.zeros(0)
-    return (measure.better or 1) * (own - alone)
+    return np.asarray((measure.better or 1) * (own - alone))
