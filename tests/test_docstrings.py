@@ -16,7 +16,7 @@ OVERRIDES = {"forward", "extra_repr", "emit", "handle", "do_GET"}
 
 
 def methods(node: ast.ClassDef) -> dict[str, bool]:
-    """The methods of a class, and whether each has a docstring; of a property, its getter counts, of overloads, what they lead to."""
+    """The methods of a class, and whether each has a docstring; of a property, its getter counts, and no overload."""
     found: dict[str, bool] = {}
     for each in node.body:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not is_overload(each):

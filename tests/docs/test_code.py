@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -191,7 +192,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("MPLBACKEND", "Agg")
+    plt.switch_backend("Agg")
+    plt.close("all")  # what other pages drew
     names = {"__name__": page, **GIVEN[page]()}
     for number, block in enumerate(blocks(page, "python")):
         exec(compile(shorter(block), f"{page}, block {number + 1}", "exec", dont_inherit=True), names)
@@ -218,10 +220,7 @@ def builds_its_model(names):
 
 
 def has_its_pictures(names):
-    import matplotlib.pyplot as plt
-
     assert len(plt.get_fignums()) == 4 and len(names["clients"]) == 4 and "label" in names["table"].columns
-    plt.close("all")
 
 
 def was_told_to_wandb(names):

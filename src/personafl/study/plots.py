@@ -43,10 +43,11 @@ class ComparisonPlots:
 
     def curves(self, ax: Axes | None = None) -> Axes:
         """Each model over the rounds: the mean over seeds, and from the lowest to the highest seed."""
-        measure, ax = self._judgement.measure, axes(ax)
+        measure, ax, most = self._judgement.measure, axes(ax), 0
         for i, row in enumerate(self._judgement.rows):
             curves = [curve_of(run, measure, row.model) for run in self._methods[row.method].values()]
             rounds = sorted(set.intersection(*(set(r.tolist()) for r, _ in curves)))
+            most = max(most, len(rounds))
             if rounds:
                 values = measure.scale * np.array([v[np.isin(r, rounds)] for r, v in curves])
                 colour, mark = LIGHT[i % len(LIGHT)], MARKERS[(i + i // len(LIGHT)) % len(MARKERS)]
@@ -54,7 +55,7 @@ class ComparisonPlots:
                 ax.plot(rounds, values.mean(0), color=colour, marker=mark, markevery=every, label=plain(row.name))
                 ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         finish(ax, "round", heading(measure), legend=True)
-        note_single(ax, max((len(line.get_xydata()) for line in ax.lines), default=0))
+        note_single(ax, most)
         return ax
 
     def gains(self, over: str = "separate", ax: Axes | None = None) -> Axes:
@@ -93,8 +94,8 @@ class ComparisonPlots:
             for seed, run in self._methods[row.method].items()
             if seed in self._methods[over]
         ]
-        gains = np.concatenate([np.zeros(0), *found])
-        return gains[np.isfinite(gains)]
+        gains: Floats = np.concatenate([np.zeros(0), *found])
+        return np.asarray(gains[np.isfinite(gains)])
 
 
 def _gain(measure: Measure, run: Run, other: Run, row: Row) -> Floats:
