@@ -164,8 +164,8 @@ def _real(job: Job) -> Federation:
     sizes = np.array([len(part) for part in parts])
     train = np.maximum(sizes * 9 // 10 // job.batch, 1) * job.batch
     rows = np.concatenate(parts)
-    x = torch.from_numpy(np.asarray(pool.x).reshape(len(pool.x), -1)[rows].astype(np.float32))
-    return _join(job, x, torch.from_numpy(pool.y[rows].astype(np.int64)), train, sizes - train, "MNIST")
+    x = torch.from_numpy(np.asarray(pool.x).reshape(len(pool.x), -1)[rows].astype(np.float32, copy=False))
+    return _join(job, x, torch.from_numpy(pool.y[rows].astype(np.int64, copy=False)), train, sizes - train, "MNIST")
 
 
 def _made_up(job: Job) -> Federation:
