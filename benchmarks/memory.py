@@ -77,7 +77,6 @@ def mnist() -> tuple[float, float]:
     import tempfile
 
     import torch
-    from personafl_bench.jobs import JOBS
 
     from personafl.algorithms import FedAvg
     from personafl.engines import make_engine
@@ -86,6 +85,7 @@ def mnist() -> tuple[float, float]:
     from personafl.storage.folder import RunFolder
     from personafl.training.clients import LocalClients
     from personafl.training.runner import Runner
+    from personafl_bench.jobs import JOBS
 
     job = JOBS["b"]
     federation = job.federation()
@@ -103,9 +103,8 @@ JOBS = {"persfl": persfl, "fedamp": fedamp, "mnist": mnist}
 
 
 def measure(name: str) -> dict[str, float]:
-    import personafl  # noqa: F401
-    import personafl.jobs
-    import torch  # noqa: F401
+
+    import personafl.jobs  # noqa: F401
 
     begun = resident()
     data, allowed = JOBS[name]()

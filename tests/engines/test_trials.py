@@ -152,7 +152,7 @@ def test_all_trials_stay_within_the_budget_but_for_first_steps(given, clients, r
     assert chosen in found.candidates and not chosen.stopped
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(short, short), min_size=1, max_size=5), st.integers(1, 32))
 def test_with_time_enough_the_choice_is_right(given, clients):
     machine = Machine()

@@ -93,6 +93,7 @@ def choose(run: RunSteps, clock: Clock | None = None) -> Choice:
     known = _remembered(run)
     if known is not None:
         return known
+    clock = clock or Clock(waits=run.settings.device != "cpu")
     tried = Trials([], len(run.clients), run.total, clock)  # what follows counts for the budget
     shapes = run.shapes()
     left_out = {name: why for name in run.names if (why := _untimed(run, shapes, name))}

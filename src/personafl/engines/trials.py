@@ -41,10 +41,19 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Clock:
-    """People wait by the first, the budget counts by the second, with all threads of this process."""
+    """People wait by the first, the budget counts by the second, with all threads of this process.
+
+    A candidate of one thread is timed by the second too, which is the first on a machine that has nothing else to do;
+    unless it `waits` for a device.
+    """
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = time.process_time
+    waits: bool = False
+
+    def of(self, threads: int) -> Callable[[], float]:
+        """What a candidate with so many threads is timed by."""
+        return self.processor if threads == 1 and not self.waits else self.wall
 
 
 @dataclass(eq=False)
@@ -240,15 +249,16 @@ class Trials:
             return self.spent <= self.budget
         begun = self.spent
         while len(times) < REPEATS:
-            wall, spent = self._clock.wall(), self.spent
+            now = self._clock.of(candidate.threads)
+            wall, begin, spent = self._clock.wall(), now(), self.spent
             try:
-                candidate.run(clients, steps, self._check(candidate, wall, steps))
+                candidate.run(clients, steps, self._check(candidate, begin, steps))
             except Stopped:
                 break
-            times.append(self._clock.wall() - wall)
+            times.append(now() - begin)
             cost = self.spent - spent
             if candidate.threads == 1:
-                self._waited, self._worked = self._waited + times[-1], self._worked + cost
+                self._waited, self._worked = self._waited + self._clock.wall() - wall, self._worked + cost
             candidate.cost = cost / (clients * steps)
             # The very first time, much is prepared that later steps find: it counts only if there is no other.
             candidate.seen[clients, steps] = min(times[1:] if first and len(times) > 1 else times)
@@ -268,13 +278,13 @@ class Trials:
 
     def _check(self, candidate: Candidate, begun: float, steps: int) -> Check:
         """What is asked before each step: whether this trial is over the budget, or behind beyond doubt."""
-        leader, spent, limit = self.leader, self.spent, float("inf")
+        leader, spent, limit, now = self.leader, self.spent, float("inf"), self._clock.of(candidate.threads)
         if candidate.seen and leader is not candidate:
             limit = BEHIND * steps * leader.most(self.clients)
 
         def check() -> None:
             # What took little may only have waited for its turn on a busy machine.
-            if self._clock.wall() - begun > limit and self.spent - spent > LITTLE * self.budget:
+            if now() - begun > limit and self.spent - spent > LITTLE * self.budget:
                 candidate.stopped = "clearly behind"
             if candidate.stopped or self.spent > self.budget:
                 raise Stopped
