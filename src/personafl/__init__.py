@@ -82,8 +82,10 @@ if TYPE_CHECKING:
     from personafl.kernels.task import Task
     from personafl.runs.run import Run, load, load_run
     from personafl.runs.trackers import MLflow, TensorBoard
+    from personafl.runs.weights_and_biases import WandB
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
+    from personafl.study.audit import audit
     from personafl.tasks import Metric
     from personafl.training.events import Listener
     from personafl.training.explain import Explanation, explain
@@ -105,8 +107,10 @@ _HOMES = {
     "kernels.task": "Task",
     "runs.run": "Run load load_run",
     "runs.trackers": "MLflow TensorBoard",
+    "runs.weights_and_biases": "WandB",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
+    "study.audit": "audit",
     "tasks": "Metric",
     "training.events": "Listener",
     "training.explain": "Explanation explain",
@@ -224,7 +228,9 @@ __all__ = [
     "TensorBoard",
     "Uplink",
     "Uploads",
+    "WandB",
     "__version__",
+    "audit",
     "compare",
     "data",
     "explain",

@@ -60,6 +60,9 @@ class Mean:
         Why nothing does in the place of this mean, such as a median, in words; answers may be clipped nevertheless.
     unbounded
         Why no robust rule does, not even one that bounds how long an update is, in words.
+    within
+        For a number that is relative to nothing that was sent: with `[privacy]` it is clipped to 0 … within · clip²,
+        and has a share of the noise of its own. A negative one stands for "not known", and is sent as it is.
     """
 
     weights: Weights = "equal"
@@ -67,6 +70,7 @@ class Mean:
     unprotected: str = ""
     irreplaceable: str = ""
     unbounded: str = ""
+    within: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,7 @@ class Each:
     ----------
     why
         It must, in words.
-    weights, relative_to, unprotected, unbounded
+    weights, relative_to, unprotected, unbounded, within
         As of `Mean`; the weights are those of `uploads.mean`, if the server asks for that too.
     averaged
         Whether all that the server makes of it are means by `uploads.average`, and nothing of two answers at a time:
@@ -90,6 +94,7 @@ class Each:
     unprotected: str = ""
     unbounded: str = ""
     averaged: bool = False
+    within: float | None = None
 
     @property
     def irreplaceable(self) -> str:
@@ -131,6 +136,8 @@ class Uploads:
         The largest weight of one client as a multiple of the median weight, likewise.
     rule
         What stands in the place of a weighted mean of rows, see `training/robust.py`.
+    noise
+        The standard deviation of the noise that clients added to every number that is relative to what was sent.
     """
 
     ids: Tensor
@@ -141,6 +148,7 @@ class Uploads:
     most: float = 1.0
     factor: float = inf
     rule: Callable[[Tensor, Tensor], Tensor] | None = None
+    noise: float = 0.0
 
     def __getitem__(self, name: str) -> Tensor:
         """The rows of what is declared an `Each`."""
@@ -175,6 +183,17 @@ class Uploads:
             return rows.mean(0)
         averaged: Tensor = torch.tensordot((weights / weights.sum()).to(rows), rows, dims=1)
         return averaged
+
+    def shares(self, name: str) -> Tensor:
+        """How much each client counts in `mean(name)`: shares of 1.
+
+        >>> up = Uploads(torch.arange(2), torch.tensor([30, 10]), {}, {"theta": Mean(weights="samples")})
+        >>> up.shares("theta").tolist()
+        [0.75, 0.25]
+        """
+        counts = self.samples if self.uplink[name].weights == "samples" else torch.ones(len(self))
+        share = self.limit(counts.double())
+        return share / share.sum()
 
     def limit(self, weights: Tensor) -> Tensor:
         """Weights of which none is more than `most` of their sum: those that are above become as large as allowed.

@@ -139,12 +139,15 @@ def _privacy(found: Reported) -> list[str]:
         settings = private[0].manifest["privacy"]
         spent = np.concatenate([floats(run.clients(), "epsilon") for run in private])
         spent = spent[~np.isnan(spent)]  # who was not heard did not tell
+        by_sample = settings.get("unit") == "sample"
         text = f"clip = {settings['clip']}, noise = {settings['noise']}"
+        text += " in every local step" if by_sample else " at the server" if "noise_at" in settings else ""
         if not settings["noise"]:
             text += ": no guarantee (clipping only)"
         elif len(spent):
             most, median = spent.max(), np.median(spent)
-            text += f": ε = {most:.3g} at most, {median:.3g} in the median client, at δ = {settings['delta']}"
+            text += ": for a training sample, " if by_sample else ": "
+            text += f"ε = {most:.3g} at most, {median:.3g} in the median client, at δ = {settings['delta']}"
             if any(run.manifest["resolved"].get("engine") != "flower" for run in private):
                 text += ", if the noise were secret: in a simulation it follows from the seed"
         made.append(f"{method}: {text}" if len(found.methods) > 1 else text)

@@ -641,9 +641,10 @@ def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_train_on_ray_leaves_a_joined_ray_running(cluster, tmp_path):
+@pytest.mark.parametrize("kind", [{}, {"noise_at": "server"}, {"unit": "sample"}])
+def test_train_on_ray_leaves_a_joined_ray_running(cluster, tmp_path, kind):
     """By the public function, with privacy, on data that actors read from a saved federation."""
-    fed, privacy = federation(), Privacy(clip=1.0, noise=0.5)
+    fed, privacy = federation(), Privacy(clip=1.0, noise=0.5, **kind)
     fed.save(tmp_path / "saved")
     common = {"rounds": 2, "activity": 0.9, "local": LOCAL, "seed": SEED, "threads": 1, "progress": False,
               "eval_every": 1, "privacy": privacy}  # fmt: skip

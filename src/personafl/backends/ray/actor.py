@@ -156,7 +156,10 @@ class Worker:
         sent = Sent(self._tensors(shared), self._tensors(each))
         if len(borrowed):
             clients.put_rows(borrowed, self._tensors(theirs))
+        before = clients.releases.copy()
         answers = clients.train(round, self._local(number, ids), sent)
+        told = np.flatnonzero(clients.releases - before)
+        releases = (clients.releases - before)[told]
         if len(borrowed):
             theirs = arrays(clients.rows(borrowed))
             clients.drop(borrowed)
@@ -165,6 +168,8 @@ class Worker:
         return {
             "ids": ids[np.isin(ids, self._global(number, answers.failed), invert=True)],
             "values": arrays(uploads.values),
+            "told": self._global(number, told),
+            "releases": releases,
             "steps": answers.steps,
             "gradients": answers.gradients,
             "failed": self._global(number, answers.failed),

@@ -102,7 +102,7 @@ class RayClients(Clients):
         steps, gradients = np.zeros((2, len(ids)), np.int64)
         for n, answer in found.items():
             steps[places[n]], gradients[places[n]] = answer["steps"], answer["gradients"]
-            self._releases[answer["ids"]] += len(answer["values"]) > 0
+            self._releases[answer["told"]] += answer["releases"]
         dropped = {int(i): why for n, why in gone.items() for i in ids[places[n]]}
         uploads = self._uploads([found[n] for n in sorted(found)])
         bytes_up = sum(answer["bytes_up"] for answer in found.values())
