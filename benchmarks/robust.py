@@ -126,7 +126,14 @@ def train(method: str, rule: str, attack: str, attackers: tuple[int, ...], seed:
         clients = AttackedClients(engine, wrong, folder=Path(folder))
         out = RunFolder(Path(folder) / "run")
         try:
-            run_rounds(out, clients, METHODS[method], schedule, Origin(), robust=robust)
+            run_rounds(
+                out,
+                clients,
+                METHODS[method],
+                schedule,
+                Origin(resolved={"clients": CLIENTS, "fingerprint": federation.fingerprint}),
+                robust=robust,
+            )
         except TrainingFailed:
             return {}
         table = pf.load_run(out.path).clients()

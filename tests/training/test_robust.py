@@ -64,7 +64,14 @@ def attacked(tmp_path, algorithm, attack, robust=None, rounds=3, data=None):
     engine, _ = make_engine(pf.EngineSettings("stacked", 1), task, data, LOCAL, 2)
     folder = RunFolder(tmp_path)
     schedule = pf.Schedule(rounds=rounds, eval_every=0, checkpoint_every=0)
-    run_rounds(folder, AttackedClients(engine, attack, folder=tmp_path), algorithm, schedule, Origin(), robust=robust)
+    run_rounds(
+        folder,
+        AttackedClients(engine, attack, folder=tmp_path),
+        algorithm,
+        schedule,
+        Origin(resolved={"clients": len(data), "fingerprint": data.fingerprint}),
+        robust=robust,
+    )
     return pf.Run(tmp_path, algorithm=algorithm, task=task)
 
 
