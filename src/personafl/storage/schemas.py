@@ -56,11 +56,11 @@ class _Raw(BaseModel):
     kind: str | None = None
 
 
-class _Resolved(_Raw):
-    clients: Count
-    fingerprint: str
-    loss: str
-    parameters: Count
+class _BegunResolved(_Raw):
+    clients: Count = 0
+    fingerprint: str = ""
+    loss: str = ""
+    parameters: Count = 0
     classes: Count | None = None
     labels: list[Any] | None = None
     outputs: Annotated[int, Ge(1), Le(2**31)] = 1
@@ -69,6 +69,13 @@ class _Resolved(_Raw):
     metrics: dict[str, Table] | None = None
     task: Table = {}
     raw: _Raw = _Raw()
+
+
+class _Resolved(_BegunResolved):
+    clients: Count
+    fingerprint: str
+    loss: str
+    parameters: Count
 
 
 class _Backbone(_Named):
@@ -83,13 +90,13 @@ class _Privacy(BaseModel):
     delta: Number | None = None
 
 
-class Manifest(BaseModel):
-    """run.toml."""
+class BegunManifest(BaseModel):
+    """run.toml, of which anything may be missing."""
 
-    seed: Seed
-    rounds: Count
-    algorithm: _Named
-    resolved: _Resolved
+    seed: Seed = 0
+    rounds: Count = 0
+    algorithm: _Named = _Named(name="")
+    resolved: _BegunResolved = _BegunResolved()
     eval_clients: Count = 0
     model: Table = {}
     data: Table = {}
@@ -101,6 +108,15 @@ class Manifest(BaseModel):
     backbone: _Backbone | None = None
     privacy: _Privacy | None = None
     robust: Table = {}
+
+
+class Manifest(BegunManifest):
+    """run.toml, with what every run has."""
+
+    seed: Seed
+    rounds: Count
+    algorithm: _Named
+    resolved: _Resolved
 
 
 # --- rounds.jsonl, timings.jsonl, the checkpoint --------------------------------------------------------------------
