@@ -49,8 +49,7 @@ class OperatorSeal:
     def sign(self, content: RecordDict, kind: str, to: str, run: str) -> None:
         """Seal an order, which must not change afterwards."""
         said = {"kind": kind, "to": to, "run": run, "number": self._next()}
-        signature = self._key.sign(_statement(ORDER, content, said), ec.ECDSA(hashes.SHA384()))
-        content[SEAL] = ConfigRecord({**said, "signature": signature.hex()})
+        content[SEAL] = ConfigRecord({**said, "signature": signed(self._key, _statement(ORDER, content, said))})
 
     def check(self, answer: RecordDict, client: str, order: RecordDict) -> None:
         """Refuse an answer, or an introduction, that is not a site's own, or not to this order."""
@@ -61,7 +60,7 @@ class OperatorSeal:
             raise DataError(f"it says that it is site {client}, and does not sign: its site.toml needs key and orders")
         said = values(answer, SEAL, {"from": str, "order": str, "signature": str})
         signature = said.pop("signature")
-        if not _holds(read_public(path), signature, _statement(ANSWER, answer, said)) or said["from"] != client:
+        if not holds(read_public(path), signature, _statement(ANSWER, answer, said)) or said["from"] != client:
             raise DataError(f"it says that it is site {client}, and has not signed with that site's key")
         if said["order"] != values(order, SEAL, {"signature": str})["signature"]:
             raise DataError(f"site {client} answers another question")
@@ -105,7 +104,7 @@ class SiteSeal:
         if SEAL not in order:
             raise ConfigError(f"site {self._site} takes only orders that are signed by the operator, and this is not")
         said = values(order, SEAL, {"kind": str, "to": str, "run": str, "number": int, "signature": str})
-        if not _holds(self._operator, said.pop("signature"), _statement(ORDER, order, said)):
+        if not holds(self._operator, said.pop("signature"), _statement(ORDER, order, said)):
             raise ConfigError(f"site {self._site} got an order that the operator has not signed")
         # Who a node is, is not known before it was asked: the question goes to the node, everything else to the site.
         if (said["kind"], said["to"]) != (kind, f"node {node}" if kind == "query" else self._site):
@@ -117,8 +116,7 @@ class SiteSeal:
     def sign(self, answer: RecordDict, order: RecordDict) -> None:
         """Seal an answer to an order."""
         said = {"from": self._site, "order": values(order, SEAL, {"signature": str})["signature"]}
-        signature = self._key.sign(_statement(ANSWER, answer, said), ec.ECDSA(hashes.SHA384()))
-        answer[SEAL] = ConfigRecord({**said, "signature": signature.hex()})
+        answer[SEAL] = ConfigRecord({**said, "signature": signed(self._key, _statement(ANSWER, answer, said))})
 
     def _remember(self, run: str, number: int) -> None:
         """Before the order is followed: one that was given once is not followed twice, whatever happens then."""
@@ -160,7 +158,13 @@ def _read(path: Path, kind: type, load: Any) -> Any:
     return key
 
 
-def _holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+def signed(key: ec.EllipticCurvePrivateKey, statement: bytes) -> str:
+    """A signature of a statement."""
+    return key.sign(statement, ec.ECDSA(hashes.SHA384())).hex()
+
+
+def holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+    """Whether a signature is of this key and this statement."""
     try:
         key.verify(bytes.fromhex(signature), statement, ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, ValueError):

@@ -21,9 +21,17 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm
 from personafl.backends.flower.evaluations import LastReport, digest, rounded, why_not
-from personafl.backends.flower.job import JobDescription, Layout, Order, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import JobDescription, Layout, Order, Together, fingerprint, layout_of, upload_of
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
-from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
+from personafl.backends.flower.limits import (
+    SiteEngine,
+    check_common,
+    check_local,
+    check_model,
+    check_sent,
+    check_together,
+    noise_that_counts,
+)  # fmt: skip
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
 from personafl.engines.loop import LoopEngine
@@ -37,6 +45,7 @@ from personafl.kernels.task import Task
 from personafl.settings import Local
 from personafl.states import State
 from personafl.training.clients import LocalClients
+from personafl.training.distributed_noise import NoiseShare
 from personafl.training.evaluation import Columns, ServerSnapshot
 from personafl.training.privacy import Privacy, SecureNoise
 from personafl.version import __version__
@@ -109,6 +118,7 @@ class Site:
             This site does not take part, or cannot. What it kept is as it was.
         """
         with torch_threads(self.settings.threads), torch.no_grad():
+            check_together(self.settings, order.together)
             clients, versions = self._clients(order)
             own, sent = clients.algorithm.new_client(clients.theta0, order.sent.one(0)), order.sent.one(0)
             agreed = upload_of(clients.algorithm, clients.local, own, sent)
@@ -170,12 +180,12 @@ class Site:
             )
         versions = StateHistory(here.states / job.run, here.id)
         privacy = job.make_privacy()
-        if here.least_noise > (privacy.noise if privacy else 0.0):
+        noise = noise_that_counts(here, privacy, order.together)
+        if here.least_noise > noise:
             raise ConfigError(
-                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
-                f"{privacy.noise if privacy else 0.0:g}"
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has {noise:g}"
             )
-        clients = self._engine_clients(task, data, local, job, privacy)
+        clients = self._engine_clients(task, data, local, job, privacy, order.together)
         clients.start(job.prepare(algorithm, task, local), theta0)
         if self._own is None:
             check_sent(here, clients.algorithm, theta0, order.sent, evaluating)
@@ -187,14 +197,21 @@ class Site:
         return clients, versions
 
     def _engine_clients(
-        self, task: Task, data: Federation, local: Local, job: JobDescription, privacy: Privacy | None
+        self,
+        task: Task,
+        data: Federation,
+        local: Local,
+        job: JobDescription,
+        privacy: Privacy | None,
+        together: Together | None,
     ) -> LocalClients:
         threads = self.settings.threads
         if self._own is not None:
             return LocalClients(LoopEngine(task, data, local, job.seed, threads=threads), privacy=privacy)
         engine = SiteEngine(task, data, local, job.seed, threads=threads)
         engine.settings = self.settings
-        return LocalClients(engine, privacy=privacy, noise=SecureNoise())
+        share = SecureNoise() if together is None else NoiseShare(together.noise_sharers, together.weight)
+        return LocalClients(engine, privacy=privacy, noise=share)
 
     # --- the ledger ------------------------------------------------------------------------------------------
 
@@ -203,7 +220,8 @@ class Site:
         entry = Entry(job.run, order.round, what, clients.algorithm.name)
         if privacy is None:
             return entry
-        return replace(entry, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
+        noise = noise_that_counts(self.settings, privacy, order.together)
+        return replace(entry, clip=privacy.clip, noise=noise, delta=privacy.delta)
 
     def _write_down(self, entry: Entry) -> None:
         """Before an answer leaves: another process may have answered since this one began."""
