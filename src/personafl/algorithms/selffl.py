@@ -34,8 +34,8 @@ Where the paper is silent or misprinted, ours, all of them options:
 - `use_init`, `use_steps`, `use_weights` switch the three components off: start from θ, the settings' number of steps,
   equal weights.
 - `unknown`: "median", or "mean", is what counts in the place of a σ_m² that is not known yet.
-- `sums` has the server compute a round by sums alone (`selffl_sums`), as it does with secure aggregation, where it must.
-  S_m is then over those who answered last, without the client itself: the cohort, where everybody is active.
+- `sums` has the server compute a round by sums alone (`selffl_sums`), as it must with secure aggregation. S_m is then
+  over those who answered last, without the client itself: the cohort, where everybody is active.
 - `clusters`: "none", "group" (the federation's groups), or "uncertainty" (`cluster_count` clusters, equal in number, by
   σ_m²). The server then keeps the latest model of each cluster, the w_m-weighted mean of its active clients, and every
   round aggregates over all clusters by 1/(σ0² + σ_c²), σ_c² the mean over those clients.

@@ -3,7 +3,7 @@
 The protocol is SecAgg (Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017)
 with Flower's primitives, over signed messages. For each sum every site is asked four times:
 
-=========== =============================================================================================================
+=========== ====================================================================================================
 keys        it makes two key pairs, and tells the public keys, signed with its own key
 shares      it gets everybody's keys, and gives shares of its mask's seed and of its first private key, one for each
             other site, encrypted for it
@@ -11,7 +11,7 @@ answer      it gets the shares that are for it, and gives its vector plus its ow
             shared, a mask that this one subtracts
 unmask      it gets the names of those whose vectors arrived, and gives its shares of the seeds of these, and of the
             private keys of the others: of each site one or the other, and once
-=========== =============================================================================================================
+=========== ====================================================================================================
 
 A site that goes away after any of these leaves the others' sum as it is, as long as `threshold` stay.
 """

@@ -1,7 +1,7 @@
 """Masks, and taking them off a sum: Flower's key exchange and secret sharing, and a stream cipher.
 
-Flower 1.41 stretches a shared key to a mask by numpy's Mersenne Twister with a seed of 32 bits (`pseudo_rand_gen`), which
-a server can try out. Here a mask is the key stream of ChaCha20 under all 256 bits of it.
+Flower 1.41 stretches a shared key to a mask by numpy's Mersenne Twister with a seed of 32 bits (`pseudo_rand_gen`),
+which a server can try out. Here a mask is the key stream of ChaCha20 under all 256 bits of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from personafl.errors import DataError
 
 @dataclass(frozen=True)
 class Advert:
-    """The public keys of a site for one sum: for masks and for what it shares; signed by the site where it has a key."""
+    """The public keys of a site for one sum, for masks and for what it shares; signed where the site has a key."""
 
     masks: str
     shares: str
@@ -70,20 +70,17 @@ def unmasked(
         Of each of these at least `threshold`: of its seed where its vector arrived, else of its private key.
     """
     total: Any = sum(vectors.values())
-    for name, vector in vectors.items():
-        total = total - stream(_whole(name, shares), vector)
     arrived, like = {name: adverts[name] for name in vectors}, np.zeros_like(total)
-    for name in adverts.keys() - vectors.keys():
-        private = _whole(name, shares)
-        if public_key_to_bytes(bytes_to_private_key(private).public_key()).decode() != adverts[name].masks:
-            raise DataError(f"the shares of {name} do not fit together")
+    for name in adverts:
+        try:
+            secret = combine_shares([bytes.fromhex(share) for share in shares[name]])
+            if name in vectors:
+                total = total - stream(secret, like)
+                continue
+            if public_key_to_bytes(bytes_to_private_key(secret).public_key()).decode() != adverts[name].masks:
+                raise ValueError
+        except (ValueError, IndexError, TypeError):
+            raise DataError(f"the shares of {name} do not fit together") from None
         # Every other site has added its part of the pair; what this one would have added makes it nothing.
-        total = total + between(name, private.decode(), arrived, like)
+        total = total + between(name, secret.decode(), arrived, like)
     return np.asarray(total)
-
-
-def _whole(name: str, shares: Mapping[str, Collection[str]]) -> bytes:
-    try:
-        return combine_shares([bytes.fromhex(share) for share in shares[name]])
-    except (ValueError, IndexError, KeyError):
-        raise DataError(f"the shares of {name} do not fit together") from None

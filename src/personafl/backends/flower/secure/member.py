@@ -1,7 +1,7 @@
 """A site's part in a secure sum: what it keeps between the four messages, and what it refuses.
 
 Its secrets are in a file of its own disk, because every message may meet another process, until the sum is unmasked or
-the next one begins. A step is taken once: two vectors under one mask, or both secrets of one site, would tell an answer.
+the next one begins. A step is taken once: two vectors under one mask, or both secrets of a site, would tell an answer.
 """
 
 from __future__ import annotations
