@@ -8,6 +8,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from personafl.algorithms import FedAvg
 from personafl.backends.flower.messages import unpack
+from personafl.training.accounting import epsilon
 from personafl.training.clients import LocalClients
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import federation, flower, server_state
@@ -95,6 +96,4 @@ def test_the_sum_has_the_noise_that_was_asked_for(tmp_path, monkeypatch, noise):
     assert abs(found.std() / expected - 1) < 0.15 and abs(found.mean()) < 4 * expected / np.sqrt(len(found))
     assert np.linalg.norm(torch.stack([t - s for t, s in exact.updates[:3]]), axis=1).max() <= clip * (1 + 1e-5)
     row = noisy.run.clients().to_pylist()[0]
-    from personafl.training.accounting import epsilon
-
     assert row["epsilon"] == pytest.approx(epsilon(noise, 1e-5, 2), rel=1e-2)

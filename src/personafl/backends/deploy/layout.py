@@ -21,6 +21,7 @@ import tomli_w
 from personafl.backends.deploy.certificates import issue_server, make_authority
 from personafl.backends.deploy.keys import make_key, write_private
 from personafl.backends.deploy.proxy import write_proxy
+from personafl.backends.flower.secure.settings import LEAST
 from personafl.errors import ConfigError
 from personafl.files import disk_errors
 from personafl.version import __version__
@@ -157,14 +158,16 @@ def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layo
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layout = init_federation(Path(folder), ["north", "south"])
     ...     sorted(path.name for path in layout.site("north").iterdir())
-    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'node.key', 'node.pub', 'orders.pub',
+    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'members', 'node.key', 'node.pub', 'orders.pub',
      'personafl-site.service', 'site.toml', 'start.sh']
     """
     layout = Layout(folder, tuple(sites) or Layout.sites, address)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: name a new one, for keys and settings are never replaced")
     named = ", ".join(f'"{name}"' for name in layout.sites)
-    config = template("federation.toml", sites=named, min_answers=min(2, len(layout.sites)))
+    # Secure aggregation wherever it can be: the template's algorithm needs nothing but a mean.
+    secure = template("secure.toml") if len(layout.sites) >= LEAST else ""
+    config = template("federation.toml", sites=named, min_answers=min(2, len(layout.sites)), secure=secure)
     write_federation(layout, Material.make(layout), config)
     return layout
 
@@ -231,6 +234,9 @@ def _write_site(layout: Layout, name: str, material: Material, config: str) -> N
     _write(folder / "node.pub", public.decode())
     _write(folder / "orders.pub", material.orders[1].decode())
     _write(folder / "ca.crt", material.authority.decode())
+    (folder / "members").mkdir(0o700)
+    for other, (_, key) in material.site_keys.items():
+        _write(folder / "members" / f"{other}.pub", key.decode())
     _write(folder / "federation.toml", config)
     port = layout.runtime_ports.get(name, 9094)
     _write(folder / "connection.env", f"SUPERLINK={layout.address}\nRUNTIME_PORT={port}\n")
