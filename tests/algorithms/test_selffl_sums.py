@@ -14,9 +14,9 @@ from personafl.algorithms.selffl_sums import (
     second_terms,
     total_precision,
 )
+from personafl.config import parse
 from personafl.errors import ConfigError
 from personafl.jobs import train_config
-from personafl.config import parse
 from tests.backends.flower.problem import SETTINGS, federation, loop_states, server_state
 
 
@@ -109,7 +109,7 @@ def test_a_whole_run_by_sums_is_the_plain_run(tmp_path):
     "other", [{"clusters": "group"}, {"warm_rounds": 1}, {"smoothing": "adaptive"}, {"scope": "all"}]
 )
 def test_what_is_no_sum_is_refused(other):
-    with pytest.raises(ConfigError, match="algorithm.sums = True: must be false, or without clusters"):
+    with pytest.raises(ConfigError, match=r"algorithm\.sums = True: must be false, or without clusters"):
         SelfFL(sums=True, **other)
     with pytest.raises(ConfigError, match="not its augmented form"):
         SelfFLAug(sums=True)

@@ -1,8 +1,8 @@
 """Noise in shares: each client adds a part of the noise that protects the sum of their answers.
 
-Where the server gets nothing but the sum of clipped answers, times weights of at most 1, one client's data changes it by
-at most 2C, as it would change that client's own answer. So noise of standard deviation zC on the sum gives the ε that
-the same noise on every single answer gives (`accounting`). A client adds
+Where the server gets nothing but the sum of clipped answers, times weights of at most 1, one client's data changes it
+by at most 2C, as it would change that client's own answer. So noise of standard deviation zC on the sum gives the ε
+that the same noise on every single answer gives (`accounting`). A client adds
 
     N(0, (zC)²/h I)
 

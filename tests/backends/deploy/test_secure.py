@@ -54,7 +54,9 @@ class Memory(threading.Thread):
 def watched(live, tmp_path, **settings):
     """A run, the true updates of its first round by site, and where these were seen in the server's memory."""
     secure = settings.pop("secure", None)
-    live.begin("fedavg", {"round_timeout": 300.0}, rounds=2, **settings, **({} if secure is None else {"secure": secure}))
+    live.begin(
+        "fedavg", {"round_timeout": 300.0}, rounds=2, **settings, **({} if secure is None else {"secure": secure})
+    )
     live.settings.pop("secure", None)
     reference, clients = in_one_process(live, tmp_path / "loop")
     updates = {name: clients.uploads[name][0]["theta"].numpy() for name in SITES}

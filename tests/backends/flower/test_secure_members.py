@@ -92,7 +92,7 @@ def test_who_did_not_share_is_in_no_mask(sites):
 def test_a_site_unmasks_one_sum_of_enough_and_nothing_else(sites, active, gone):
     sites.share()
     sites.mask(*NAMES)
-    with pytest.raises(ConfigError, match="^site ann (was asked to unmask others|does not unmask a sum)"):
+    with pytest.raises(ConfigError, match=r"^site ann (was asked to unmask others|does not unmask a sum)"):
         sites["ann"].reveal(LABEL, active, gone)
     sites["ann"].reveal(LABEL, NAMES, ())
     with pytest.raises(ConfigError, match="is not at this step"):

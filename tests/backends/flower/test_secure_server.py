@@ -66,7 +66,9 @@ def test_no_message_and_no_state_has_a_single_update(tmp_path, monkeypatch):
     assert all(len(value) == 1 for value in held)  # one row: the mean
     held += [value for value in server_state(seen.run).values() if value.dim()]
     for theta, _ in seen.updates:
-        assert not any((value.reshape(-1)[: len(theta)] - theta).abs().max() < 1e-4 for value in held if value.numel() > 9)
+        assert not any(
+            (value.reshape(-1)[: len(theta)] - theta).abs().max() < 1e-4 for value in held if value.numel() > 9
+        )
 
 
 def test_the_same_without_it_is_found(tmp_path, monkeypatch):
