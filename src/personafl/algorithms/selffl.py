@@ -50,17 +50,9 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
-from personafl.algorithms.extras import SendsForEvaluation, TwoSums
+from personafl.algorithms.extras import SendsForEvaluation
 from personafl.algorithms.search_spaces import searched_among
-from personafl.algorithms.selffl_sums import (
-    FLOOR,
-    add_up,
-    between_sums,
-    estimate,
-    first_terms,
-    second_terms,
-    total_precision,
-)  # fmt: skip
+from personafl.algorithms.selffl_sums import FLOOR, BySums
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
@@ -72,7 +64,7 @@ STEPS_OF_SGD = (
 
 
 @dataclass(frozen=True)
-class SelfFL(SendsForEvaluation, TwoSums, Algorithm):
+class SelfFL(SendsForEvaluation, BySums, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
     l_max: int = searched_among(40, (10, 20, 40, 80))
@@ -155,15 +147,9 @@ class SelfFL(SendsForEvaluation, TwoSums, Algorithm):
     # --- server ----------------------------------------------------------------------------------------------
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
-        unknown = torch.full((), -1.0, device=theta0.device)
         if self.sums:
-            return {
-                "theta": theta0.clone(),
-                "sigma0_2": unknown,
-                "total": torch.zeros((), dtype=torch.float64, device=theta0.device),
-                "counted": torch.zeros(clients, device=theta0.device),
-                "round": torch.zeros((), dtype=torch.int64),
-            }
+            return self._new_total(theta0, clients)
+        unknown = torch.full((), -1.0, device=theta0.device)
         state = {
             "theta": theta0.clone(),
             "sigma0_2": unknown,
@@ -187,9 +173,7 @@ class SelfFL(SendsForEvaluation, TwoSums, Algorithm):
     def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
         """GAIN is about the whole federation: S_m over all clients that are known."""
         if self.sums:
-            mine = server["counted"][ids.to(server["counted"].device)]
-            shared = {"theta": server["theta"], "sigma0_2": server["sigma0_2"], "warm": torch.zeros_like(mine[0])}
-            return Sent(shared, {"S": server["total"].repeat(len(ids)), "mine": mine})
+            return self._send_total(server, ids)
         known = server["sigma2"]
         weights = torch.where(known >= 0, self._precision(server, known), 0.0)
         return self._sent(server, _sum_of_others(weights)[ids.to(known.device)])
@@ -226,36 +210,6 @@ class SelfFL(SendsForEvaluation, TwoSums, Algorithm):
         share = self._share(server["theta"], estimate, uploads, weights, clients)
         new["theta"] = torch.lerp(server["theta"], estimate, share)
         return new
-
-    def _aggregate_sums(self, server: State, uploads: Uploads) -> State:
-        sums = uploads.values
-        if uploads.groups is None:  # nobody has added them up on the way
-            rows = first_terms(sums["theta"], server["theta"], sums["sigma2"])
-            sums = add_up(rows)
-            sums |= add_up(self.second_sums(rows, self.tell(sums)))
-        told = self.tell(sums)
-        counted = torch.zeros_like(server["counted"]).index_fill(0, uploads.ids.to(server["counted"].device), 1.0)
-        share = len(uploads) / len(counted) if self.smoothing == "activity" else float(self.smoothing)
-        return {
-            "theta": torch.lerp(server["theta"], estimate(server["theta"], sums), share),
-            "sigma0_2": told["sigma0_2"].float(),
-            "total": total_precision(told, sums),
-            "counted": counted,
-            "round": server["round"] + 1,
-        }
-
-    @property
-    def why_no_sums(self) -> str:
-        return "" if self.sums else "its server sees each model and σ_m² unless algorithm.sums = true"
-
-    def first_sums(self, up: State, sent: State) -> State:
-        return first_terms(up["theta"], sent["theta"], up["sigma2"])
-
-    def tell(self, first: State) -> State:
-        return between_sums(first, self.variance)
-
-    def second_sums(self, first: State, told: State) -> State:
-        return second_terms(first, told, self.use_weights)
 
     def _filled(self, sigma2: Tensor) -> Tensor:
         """Unknown variances (−1) replaced by the median or mean of the known ones; all equal if none is known."""
@@ -310,13 +264,6 @@ class SelfFL(SendsForEvaluation, TwoSums, Algorithm):
         """Whether a client knows its own variance, and the server that between clients."""
         return (own["t"] >= 2) & (sent["sigma0_2"] >= 0)
 
-    def _others(self, own: State, sent: State) -> Tensor:
-        """S_m; of a total, without this client's own part."""
-        if not self.sums:
-            return sent["S"]
-        known = sent["sigma0_2"].clamp(min=0).double() + own["sigma2"].clamp(min=FLOOR).double()
-        return (sent["S"] - sent["mine"] / known).clamp(min=0).float()
-
     def _evidence(self, sigma0_2: Tensor, S: Tensor) -> Tensor:
         """What the others know of this client's parameter, as a precision: S_m, or exactly 1/(σ0² + 1/S_m)."""
         return S if self.posterior == "paper" else S / (1 + sigma0_2 * S)
@@ -353,7 +300,12 @@ class SelfFL(SendsForEvaluation, TwoSums, Algorithm):
         return own["theta"]
 
     def report(self, own: State, sent: State) -> State:
-        """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others)."""
+        """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others).
+
+        Nothing with `sums`: each of these would tell σ_m².
+        """
+        if self.sums:
+            return {}
         sigma0_2, sigma2 = sent["sigma0_2"].clamp(min=0), own["sigma2"].clamp(min=FLOOR)
         evidence = self._evidence(sigma0_2, self._others(own, sent))
         known = self._aware(own, sent)

@@ -19,9 +19,72 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from personafl.algorithms.extras import TwoSums
+from personafl.algorithms.uploads import Sent, Uploads
 from personafl.states import State
 
 FLOOR = 1e-12
+
+
+class BySums(TwoSums):
+    """What Self-FL does otherwise with `sums`."""
+
+    sums: bool
+    variance: str
+    use_weights: bool
+    smoothing: float | str
+
+    def _new_total(self, theta0: Tensor, clients: int) -> State:
+        """What the server keeps: the total of the weights, and who is in it."""
+        return {
+            "theta": theta0.clone(),
+            "sigma0_2": torch.full((), -1.0, device=theta0.device),
+            "total": torch.zeros((), dtype=torch.float64, device=theta0.device),
+            "counted": torch.zeros(clients, device=theta0.device),
+            "round": torch.zeros((), dtype=torch.int64),
+        }
+
+    def _send_total(self, server: State, ids: Tensor) -> Sent:
+        mine = server["counted"][ids.to(server["counted"].device)]
+        shared = {"theta": server["theta"], "sigma0_2": server["sigma0_2"], "warm": torch.zeros_like(mine[0])}
+        return Sent(shared, {"S": server["total"].repeat(len(ids)), "mine": mine})
+
+    def _others(self, own: State, sent: State) -> Tensor:
+        """S_m; of a total, without this client's own part."""
+        if not self.sums:
+            return sent["S"]
+        known = sent["sigma0_2"].clamp(min=0).double() + own["sigma2"].clamp(min=FLOOR).double()
+        return (sent["S"] - sent["mine"] / known).clamp(min=0).float()
+
+    def _aggregate_sums(self, server: State, uploads: Uploads) -> State:
+        sums = uploads.values
+        if uploads.groups is None:  # nobody has added them up on the way
+            rows = first_terms(sums["theta"], server["theta"], sums["sigma2"])
+            sums = add_up(rows)
+            sums |= add_up(self.second_sums(rows, self.tell(sums)))
+        told = self.tell(sums)
+        counted = torch.zeros_like(server["counted"]).index_fill(0, uploads.ids.to(server["counted"].device), 1.0)
+        share = len(uploads) / len(counted) if self.smoothing == "activity" else float(self.smoothing)
+        return {
+            "theta": torch.lerp(server["theta"], estimate(server["theta"], sums), share),
+            "sigma0_2": told["sigma0_2"].float(),
+            "total": total_precision(told, sums),
+            "counted": counted,
+            "round": server["round"] + 1,
+        }
+
+    @property
+    def why_no_sums(self) -> str:
+        return "" if self.sums else "its server sees each model and σ_m² unless algorithm.sums = true"
+
+    def first_sums(self, up: State, sent: State) -> State:
+        return first_terms(up["theta"], sent["theta"], up["sigma2"])
+
+    def tell(self, first: State) -> State:
+        return between_sums(first, self.variance)
+
+    def second_sums(self, first: State, told: State) -> State:
+        return second_terms(first, told, self.use_weights)
 
 
 def first_terms(theta: Tensor, sent: Tensor, sigma2: Tensor) -> State:

@@ -97,6 +97,8 @@ def train(site: Site, content: RecordDict) -> RecordDict:
     algorithm, sent = asked.algorithm, order.sent.one(0)
     if isinstance(algorithm, TwoSums):
         terms = algorithm.first_sums(trained.up, sent)
+        for old in asked.folder.glob("first-*.tmp.safetensors"):  # of rounds that this site left halfway
+            old.unlink()
         write_tensors(_first(asked), terms)
     else:
         terms = weighted(trained.up, order.sent.shared, algorithm.uplink, weight)
