@@ -43,7 +43,8 @@ def stream(key: bytes, like: Words) -> Words:
 
 def shared_secret(private: str, public: str) -> bytes:
     """What two sites have in common, from the private key of one and the public key of the other."""
-    return generate_shared_key(bytes_to_private_key(private.encode()), bytes_to_public_key(public.encode()))
+    made: bytes = generate_shared_key(bytes_to_private_key(private.encode()), bytes_to_public_key(public.encode()))
+    return made
 
 
 def between(site: str, private: str, others: Mapping[str, Advert], like: Words) -> Words:
