@@ -84,10 +84,12 @@ if TYPE_CHECKING:
     from personafl.runs.trackers import MLflow, TensorBoard
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
+    from personafl.study.audit import audit
     from personafl.tasks import Metric
     from personafl.training.events import Listener
     from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
+    from personafl.training.robust import Robust
 
 _HOMES = {
     "algorithms": "AFL ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam "
@@ -106,10 +108,12 @@ _HOMES = {
     "runs.trackers": "MLflow TensorBoard",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
+    "study.audit": "audit",
     "tasks": "Metric",
     "training.events": "Listener",
     "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
+    "training.robust": "Robust",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
 _MODULES = {
@@ -210,6 +214,7 @@ __all__ = [
     "Privacy",
     "Program",
     "RaySettings",
+    "Robust",
     "Run",
     "Schedule",
     "SelfFL",
@@ -222,6 +227,7 @@ __all__ = [
     "Uplink",
     "Uploads",
     "__version__",
+    "audit",
     "compare",
     "data",
     "explain",

@@ -34,6 +34,7 @@ from personafl.study.tables import caption, csv_text, json_values, latex_text, s
 from personafl.tasks import LearningTask, Metric
 from personafl.training.arguments import check_federation, check_settings
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 
 def compare(
@@ -49,6 +50,7 @@ def compare(
     local: Local | None = None,
     engine: str | EngineSettings = "auto",
     privacy: Privacy | None = None,
+    robust: Robust | None = None,
     task: str | LearningTask | None = None,
     loss: str | Objective | None = None,
     metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
@@ -81,7 +83,7 @@ def compare(
         How many of the seeds the search uses.
     equal_work
         Give every method the gradients of the one that computes most.
-    schedule, local, engine, privacy, task, loss, metrics
+    schedule, local, engine, privacy, robust, task, loss, metrics
         As in `train`, for every method.
     out
         The folder that the runs are in: what is there is reused, what is missing is made, so that the same call goes on
@@ -105,11 +107,14 @@ def compare(
     5
     """
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
-    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
+    check_settings(
+        schedule, local, privacy, engine, loss=loss, metrics=metrics, robust=robust, out=out, settings=settings
+    )
     if not callable(federation):
         check_federation(federation)
     schedule, engine = with_settings(schedule, engine, settings)
-    subject = Subject(federation, module, task, loss, metrics, schedule, local or Local(), engine, privacy, temporary)
+    usual = (schedule, local or Local(), engine, privacy)
+    subject = Subject(federation, module, task, loss, metrics, *usual, temporary, robust)
     planned = module_plan(subject, algorithms, seeds, search or {}, search_seeds, equal_work)
     folder = Path(temporary.name) / "comparison" if temporary else Path(str(out))
     with Processes(at_once) if at_once > 1 else nullcontext(in_process) as launcher:

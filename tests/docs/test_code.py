@@ -22,6 +22,7 @@ from torch import nn
 
 import personafl as pf
 from personafl.backends.flower.members import FederationSettings
+from personafl.backends.flower.policy import Policy
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.config import for_method, parse
 from personafl.pretrained import PretrainedModel
@@ -220,6 +221,9 @@ def read(values: dict[str, Any]) -> str:
     if "id" in values:
         checked(SiteSettings, "", values)
         return "site.toml"
+    if "outgoing" in values:
+        checked(Policy, "", values)
+        return "policy.toml"
     for method in values.get("methods", {}):
         parse(for_method(values, method))
     parse({key: value for key, value in values.items() if key != "methods"})
@@ -245,6 +249,13 @@ def test_the_page_of_the_sites_names_every_setting():
     text = PAGES["flower"] + PAGES["pretrained"]
     for kind in (FederationSettings, SiteSettings):
         assert [field.name for field in fields(kind) if field.name not in text] == []
+
+
+def test_the_officers_page_names_every_key_of_a_policy():
+    (block,) = blocks("officer", "toml")
+    assert read(tomllib.loads(block)) == "policy.toml"
+    text = PAGES["officer"] + PAGES["security"]
+    assert [field.name for field in fields(Policy) if field.name not in text] == []
 
 
 def test_the_code_on_the_pages_of_algorithms_makes_that_algorithm():

@@ -47,7 +47,7 @@ _MAY_DIFFER = (
 
 
 _TABLES = (
-    "algorithm", "model", "data", "partition", "backbone", "local", "privacy", "secure",
+    "algorithm", "model", "data", "partition", "backbone", "local", "privacy", "robust", "secure",
     "resolved", "versions", "stopped", "files",
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import Mean
 from personafl.backends.flower.secure.fixed_point import FixedPoint
-from personafl.backends.flower.secure.settings import Secure, check_combination
+from personafl.backends.flower.secure.settings import Secure, check_secure
 from personafl.backends.flower.site_data import read_site
 from personafl.config import parse
 from personafl.errors import ConfigError
@@ -138,9 +138,9 @@ def test_every_algorithm_whose_uplink_is_a_mean_can_be_summed_and_no_other(name)
     algorithm = ALGORITHMS[name]()
     fits = bool(algorithm.uplink) and all(isinstance(how, Mean) for how in algorithm.uplink.values())
     if fits:
-        return check_combination(Secure(), algorithm, 3)
+        return check_secure(Secure(), algorithm, 3)
     with pytest.raises(ConfigError, match=rf"^\[secure\] cannot be combined with {name}: .*leave \[secure\] out$"):
-        check_combination(Secure(), algorithm, 3)
+        check_secure(Secure(), algorithm, 3)
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def _fitted(tables: dict[str, Any], federation: Federation) -> dict[str, Any]:
     outputs = federation.y.shape[1] if federation.y.ndim > 1 else 1
     own |= {"outputs": outputs} if federation.classes is None else {"classes": federation.classes}
     if len(federation) < LEAST:
-        tables.pop("secure", None)
+        tables |= {"robust": {}} if tables.pop("secure", None) is not None else {}
     return {**tables, "federation": own}
 
 

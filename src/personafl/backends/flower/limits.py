@@ -221,7 +221,7 @@ def noise_that_counts(here: SiteSettings, privacy: Privacy | None, together: Tog
 
     Of a sum that is all of its noise, where the site insists on sums; else its own share is all that it knows of.
     """
-    noise = privacy.noise if privacy else 0.0
+    noise = privacy.own_noise if privacy else 0.0
     return noise if together is None or here.least_together > 1 else noise / math.sqrt(together.noise_sharers)
 
 

@@ -20,8 +20,8 @@ from personafl.backends.flower.messages import pack, unpack, values
 from personafl.backends.flower.orders import check_receiver, read_layout, read_order
 from personafl.backends.flower.secure.masks import Advert
 from personafl.backends.flower.secure.member import Member
-from personafl.backends.flower.secure.settings import Secure, check_combination, code_of
-from personafl.backends.flower.secure.terms import encoded, weighted
+from personafl.backends.flower.secure.settings import Secure, check_secure, code_of
+from personafl.backends.flower.secure.terms import MASKED, SUM, encoded, weighted
 from personafl.backends.flower.site import Site
 from personafl.errors import ConfigError
 from personafl.files import write_tensors
@@ -66,7 +66,7 @@ def keys(site: Site, content: RecordDict) -> RecordDict:
     """New keys, where this site takes part in such a sum."""
     asked = Asked(site, content, sites=int)
     sites = asked.said["sites"]
-    check_combination(asked.secure, asked.algorithm, sites, asked.job.make_privacy())
+    check_secure(asked.secure, asked.algorithm, sites, asked.job.make_privacy())
     advert = asked.member.make_keys(asked.label, sites, asked.secure.needed(sites))
     return RecordDict({"answer": asked.answer(asdict(advert))})
 
@@ -161,7 +161,7 @@ def _masked(asked: Asked, answer: ConfigRecord, terms: State) -> RecordDict:
         raise ConfigError(f"site {asked.here.id}: {error}") from None
     masked = asked.member.mask(asked.label, vector)
     signed = masked.view(f"int{code.bits}")  # what torch and Flower know
-    return RecordDict({"answer": answer, "sum": pack({"masked": torch.from_numpy(signed)})})
+    return RecordDict({"answer": answer, SUM: pack({MASKED: torch.from_numpy(signed)})})
 
 
 def _first(asked: Asked) -> Path:

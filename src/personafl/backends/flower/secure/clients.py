@@ -18,7 +18,7 @@ from personafl.backends.flower.messages import pack, unpack, values
 from personafl.backends.flower.secure.fixed_point import FixedPoint, Floats, Words
 from personafl.backends.flower.secure.settings import Secure, code_of
 from personafl.backends.flower.secure.sums import SecureSum
-from personafl.backends.flower.secure.terms import decoded, means, words
+from personafl.backends.flower.secure.terms import MASKED, SUM, decoded, means, words
 from personafl.backends.flower.server import MOST_STEPS, SPARE, FlowerClients
 from personafl.backends.flower.work import gradients_per_step
 from personafl.errors import DataError
@@ -126,7 +126,7 @@ class SecureRound:
                 orders[i] = clients._order(kind, self._at[i], self._round, i, self._sent, self._rows[i], said)
             else:
                 orders[i] = self._message(kind, i, said, {"told": pack(told or {})})
-        expected = {"masked": (f"int{self._code.bits}", (size,))}
+        expected = {MASKED: (f"int{self._code.bits}", (size,))}
 
         def take(i: int, reply: RecordDict) -> None:
             said = clients._said(reply, i, self._round, {"steps": int, "failed": bool})
@@ -136,7 +136,7 @@ class SecureRound:
             if said["failed"]:
                 self.failed[i] = said["steps"]
                 return
-            found[i] = unpack(reply, "sum", expected)["masked"].numpy().view(self._code.kind)
+            found[i] = unpack(reply, SUM, expected)[MASKED].numpy().view(self._code.kind)
             self.bytes_up += found[i].nbytes
 
         total.dropped |= clients.nodes.exchange(orders, clients.client_index.ids, take, clients.settings.round_timeout)

@@ -12,6 +12,7 @@ from personafl.backends.flower.secure.fixed_point import FixedPoint
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 LEAST = 3
 """Sites in a round: of two, each knows the other's answer from the sum."""
@@ -85,7 +86,9 @@ class Secure:
         return named if self.threshold is None else {"threshold": self.threshold, **named}
 
 
-def check_combination(secure: Secure, algorithm: Algorithm, sites: int, privacy: Privacy | None = None) -> None:
+def check_secure(
+    secure: Secure, algorithm: Algorithm, sites: int, privacy: Privacy | None = None, robust: Robust | None = None
+) -> None:
     """Raise a ConfigError where sums are not enough, in one line: the one place that says what fits [secure].
 
     Parameters
@@ -96,6 +99,10 @@ def check_combination(secure: Secure, algorithm: Algorithm, sites: int, privacy:
     if why := why_not(algorithm):
         raise ConfigError(f"[secure] cannot be combined with {algorithm.name}: {why}; leave [secure] out")
     secure.check_sites(sites)
+    if robust is not None:
+        raise ConfigError("[secure] cannot be combined with [robust], whose rules need single answers: leave one out")
+    if privacy is not None and (privacy.noise_at, privacy.unit) != ("clients", "client"):
+        raise ConfigError("[secure] with [privacy]: sites add the noise in shares; leave out noise_at and unit")
     if privacy is not None and len({how.weights for how in algorithm.uplink.values()}) > 1:
         raise ConfigError(f"[secure] with [privacy] needs one kind of weights, and {algorithm.name} has two")
 

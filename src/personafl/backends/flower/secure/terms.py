@@ -13,6 +13,9 @@ from personafl.backends.flower.secure.fixed_point import FixedPoint, Floats, Wor
 from personafl.errors import DataError
 from personafl.states import State
 
+SUM, MASKED = "sum", "masked"
+"""Where a message has the masked vector: the record, and the array in it."""
+
 
 def weighted(up: State, shared: State, uplink: Uplink, weight: float) -> State:
     """What a client adds, so that means follow from sums: its difference from what was sent to all, times its weight.
