@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from personafl.kernels.task import Task
     from personafl.runs.run import Run, load, load_run
     from personafl.runs.trackers import MLflow, TensorBoard
+    from personafl.runs.weights_and_biases import WandB
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
     from personafl.study.audit import audit
@@ -106,6 +107,7 @@ _HOMES = {
     "kernels.task": "Task",
     "runs.run": "Run load load_run",
     "runs.trackers": "MLflow TensorBoard",
+    "runs.weights_and_biases": "WandB",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
     "study.audit": "audit",
@@ -226,6 +228,7 @@ __all__ = [
     "TensorBoard",
     "Uplink",
     "Uploads",
+    "WandB",
     "__version__",
     "audit",
     "compare",

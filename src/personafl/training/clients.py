@@ -290,8 +290,8 @@ class LocalClients(Clients):
         if self.privacy is not None:
             self.releases[ids] = rows[RELEASES].numpy()
         own = {name: value for name, value in rows.items() if name not in (RELEASES, SEEN)}
+        check_kept(self.store.like, own)
         if SEEN not in rows:
-            check_kept(self.store.like, own)
             self.store.put(ids, own)
             return
         seen = np.flatnonzero(rows[SEEN].cpu().numpy())
@@ -360,6 +360,12 @@ def check_kept(like: State, rows: State) -> None:
             f"this run was begun by an earlier version of personafl, whose clients keep {', '.join(rows) or 'nothing'} "
             f"and not {', '.join(like) or 'nothing'}: its models can be used, but it cannot be resumed"
         )
+    for name, value in rows.items():
+        if value.dtype != like[name].dtype or value.shape[1:] != like[name].shape:
+            raise RunError(
+                f"the checkpoint is of another model or algorithm: a client's {name} has the shape "
+                f"{tuple(value.shape[1:])}, expected {tuple(like[name].shape)}"
+            )
 
 
 def usable(values: State, count: int) -> Tensor:

@@ -22,7 +22,7 @@ from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.algorithms.removal import without_clients
 from personafl.engines.machine import torch_threads
-from personafl.errors import ConfigError, RunError, TrainingFailed
+from personafl.errors import RunError, TrainingFailed
 from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
@@ -83,11 +83,6 @@ class Runner:
         privacy = self.clients.privacy
         if privacy is None or privacy.noise_at == "clients":
             return None
-        if self.robust is not None:
-            raise ConfigError(
-                'privacy.noise_at = "server" is noise for a mean, and [robust] puts something else in its place: take '
-                'noise_at = "clients", or leave out [robust]'
-            )
         cohort = self.schedule.cohort_size(count) if self.clients.secret_cohorts else None
         return ServerNoise(privacy, self.algorithm.uplink, self.clients.server_noise, cohort, np.zeros(count))
 
@@ -102,7 +97,7 @@ class Runner:
             try:
                 if found.files:
                     self.folder.check(found.round, found.files, found.timings)
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except (ValueError, OSError, RunError) as error:
                 damaged.append(str(error))
                 raise
 
@@ -345,13 +340,13 @@ class Runner:
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         device = self.clients.device
-        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        server = checkpoint.server_state(found, self.theta0, self.server)
         self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
         # Clients that were never active start from the weights that the run began with, not from this process's.
         self.theta0 = found.tensors["theta0"].to(device)
         self._start()
         self.log.read(self.folder.checkpoints, found.clients, self._put_rows)
-        self.traffic = {name: int(found.values[name]) for name in self.traffic}
+        self.traffic = {name: found.values.get(name, 0) for name in self.traffic}
 
     def _write_models(self) -> None:
         common = self._common()

@@ -18,6 +18,7 @@ from personafl.algorithms.extras import TwoSums
 from personafl.backends.flower.job import JobDescription, Together, read_job
 from personafl.backends.flower.messages import pack, unpack, values
 from personafl.backends.flower.orders import check_receiver, read_layout, read_order
+from personafl.backends.flower.records import TEXT
 from personafl.backends.flower.secure.masks import Advert
 from personafl.backends.flower.secure.member import Member
 from personafl.backends.flower.secure.settings import Secure, check_secure, code_of
@@ -48,7 +49,7 @@ class Asked:
 
     def answer(self, text: Any = None, **more: Any) -> ConfigRecord:
         """Who answers, and to what."""
-        said = {} if text is None else {"text": json.dumps(text)}
+        said = {} if text is None else {TEXT: json.dumps(text)}
         return ConfigRecord({"client": self.here.id, "round": self.said["round"], **said, **more})
 
     def texts(self, name: str) -> dict[str, Any]:

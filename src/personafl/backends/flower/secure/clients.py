@@ -15,6 +15,7 @@ from personafl.algorithms import Sent, Uploads
 from personafl.algorithms.extras import TwoSums
 from personafl.backends.flower.job import Layout, layout_of, upload_of
 from personafl.backends.flower.messages import pack, unpack, values
+from personafl.backends.flower.records import TEXT
 from personafl.backends.flower.secure.fixed_point import FixedPoint, Floats, Words
 from personafl.backends.flower.secure.settings import Secure, code_of
 from personafl.backends.flower.secure.sums import SecureSum
@@ -150,7 +151,7 @@ class SecureRound:
 
         def read(i: int, reply: RecordDict) -> None:
             clients._said(reply, i, self._round, {})
-            take(i, values(reply, "answer", {"text": str})["text"])
+            take(i, values(reply, "answer", {TEXT: str})[TEXT])
 
         return clients.nodes.exchange(orders, clients.client_index.ids, read, clients.settings.round_timeout)
 
