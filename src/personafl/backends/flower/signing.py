@@ -182,7 +182,8 @@ def _read(path: Path, kind: type, load: Any) -> Any:
 
 def signed(key: ec.EllipticCurvePrivateKey, statement: bytes) -> str:
     """A signature of a statement."""
-    return key.sign(statement, ec.ECDSA(hashes.SHA384())).hex()
+    made: bytes = key.sign(statement, ec.ECDSA(hashes.SHA384()))
+    return made.hex()
 
 
 def holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:

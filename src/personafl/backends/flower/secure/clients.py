@@ -127,7 +127,7 @@ class SecureRound:
                 orders[i] = clients._order(kind, self._at[i], self._round, i, self._sent, self._rows[i], said)
             else:
                 orders[i] = self._message(kind, i, said, {"told": pack(told or {})})
-        expected = {MASKED: (f"int{self._code.bits}", (size,))}
+        expected: Layout = {MASKED: (f"int{self._code.bits}", (size,))}
 
         def take(i: int, reply: RecordDict) -> None:
             said = clients._said(reply, i, self._round, {"steps": int, "failed": bool})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,7 +79,7 @@ class Secure:
         """The largest number of an answer."""
         if privacy is None:
             return self.range
-        return privacy.clip * (1 + TAIL * privacy.noise / float(self.noise_sharers(sites)) ** 0.5)
+        return privacy.clip * (1 + TAIL * privacy.noise / math.sqrt(self.noise_sharers(sites)))
 
     def table(self) -> dict[str, Any]:
         """As a table of run.toml."""
