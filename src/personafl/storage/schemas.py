@@ -108,6 +108,7 @@ class BegunManifest(BaseModel):
     backbone: _Backbone | None = None
     privacy: _Privacy | None = None
     robust: Table = {}
+    secure: Table = {}
 
 
 class Manifest(BegunManifest):
