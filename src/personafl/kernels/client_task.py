@@ -19,10 +19,12 @@ from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective, WithLoss, added_to_loss, couples_samples, mean_loss, weighted
 from personafl.kernels.outputs import logits
+from personafl.kernels.per_sample import PerSample
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
 from personafl.kernels.stacked_model import LOW, Move, low_types, move_constants, moves
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.vector import ParameterVector
+from personafl.kernels.work_size import WorkSize, pass_size
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
 
 
@@ -30,13 +32,15 @@ from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regre
 class Batch:
     """Samples of one client (or, with a leading axis on every field, of several).
 
-    `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step.
+    `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step. `expected` is the size
+    that batches have on average, where samples are drawn independently (`per_sample`).
     """
 
     x: Inputs
     y: Tensor
     weight: Tensor
     key: Tensor
+    expected: Tensor | None = None
 
 
 LOSSES: dict[str, type[LearningTask]] = {"cross_entropy": Classification, "mse": Regression}
@@ -61,6 +65,7 @@ class ClientTask(ParameterVector):
         self.objective: Objective = self.kind.objective
         self.metrics: dict[str, Objective] = self.kind.summed
         self.inner: nn.Module | None = None
+        self.per_sample: PerSample | None = None
         self.frame = Frame()
         self._training = replace_layers(_copied(module), self.frame)
         self._inference = replace_layers(_copied(module), self.frame).eval()
@@ -72,7 +77,7 @@ class ClientTask(ParameterVector):
         types = [torch.float32, *(p.dtype for p in module.parameters() if not p.requires_grad)]
         self.rounding: float = max(torch.finfo(kind).eps for kind in types if kind.is_floating_point)
         self.couples_samples = couples_samples(self.objective) or goes_by_batch(module)
-        self._activations: int | None = None
+        self._size: WorkSize | None = None
         self._feature_layer = ""
         self._with_features: Self | None = None
         self._device = torch.device("cpu")
@@ -203,20 +208,15 @@ class ClientTask(ParameterVector):
 
     def activation_size(self, x: Inputs) -> int:
         """How many numbers the model's layers put out for one sample, to plan memory by."""
-        if self._activations is None:
-            outputs: list[int] = []
+        return self.work_size(x).outputs
 
-            def count(module: nn.Module, inputs: Any, output: Any) -> None:
-                each = getattr(module, "inner_outputs", 1)
-                outputs.append(each * output.numel() if isinstance(output, Tensor) else 0)
-
-            hooks = [m.register_forward_hook(count) for m in self._inference.modules()]
+    def work_size(self, x: Inputs) -> WorkSize:
+        """How much the model computes for one sample, the first of `x`."""
+        if self._size is None:
+            theta = self.theta0.to(tensors(x)[0].device)
             with torch.no_grad():
-                self.predict(self.theta0.to(tensors(x)[0].device), some(x, slice(1)))
-            for hook in hooks:
-                hook.remove()
-            self._activations = sum(outputs)
-        return self._activations
+                self._size = pass_size(self._inference, lambda: self.predict(theta, some(x, slice(1))))
+        return self._size
 
     def _forward(
         self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None,

@@ -22,6 +22,7 @@ from personafl.report.numbers import rounded
 from personafl.report.origin import again, facts, settings
 from personafl.report.runs import Reported, find_runs
 from personafl.runs.run import Run
+from personafl.study.audit import read_audit
 from personafl.study.columns import NO_CONTEST
 from personafl.study.judgement import Judgement, judge, rows_of
 from personafl.study.tables import caption, json_values
@@ -95,6 +96,9 @@ def _made(found: Reported) -> dict[str, Any]:
         ],
         "distillation": _each(found, distillation),
         "detection": _each(found, detection),
+        "audits": [
+            made | {"run": number} for number, (_, _, run) in enumerate(found.runs) if (made := read_audit(run))
+        ],
     }  # fmt: skip
 
 

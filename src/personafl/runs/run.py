@@ -27,11 +27,13 @@ from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
 from personafl.metrics.inputs import Floats
 from personafl.models import MODELS, LoRA, initialize
+from personafl.notebook import card, curve
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
 from personafl.runs.bounds import check_settings, check_size
 from personafl.runs.modules import check_fits, how_to_give
+from personafl.runs.plots import RunPlots, curve_of
 from personafl.runs.tables import NO_SCORE, RunTables
 from personafl.settings import Local
 from personafl.states import State
@@ -78,6 +80,23 @@ class Run(RunTables):
         self._temporary = temporary  # deleted with this object
 
     def __repr__(self) -> str:
+        title, facts = self._facts()
+        return "\n".join([title, *(f"  {name:7} {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._facts()
+        values = curve_of(self, self.primary, "personal")[1].tolist() if self.measures else []
+        drawn = (
+            curve(values, f"{self.primary.label} of the clients' models, over the rounds") if len(values) > 1 else ""
+        )
+        return card(title, facts, drawn)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Pictures by matplotlib: `run.plot.curves()`, `run.plot.clients()`, `run.plot.gains()`."""
+        return RunPlots(self)
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
@@ -86,12 +105,8 @@ class Run(RunTables):
         score += f" (test data, after round {last['round']})" if score else NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
-        return "\n".join([
-            f"Run of {name}: {done} of {wanted} rounds, {clients} clients, seed {self.manifest['seed']}",
-            f"  score   {score}",
-            f"  folder  {self.path}{kept}",
-            f"  next    {then}",
-        ])  # fmt: skip
+        title = f"Run of {name}: {done} of {wanted} rounds, {clients} clients, seed {self.manifest['seed']}"
+        return title, {"score": score, "folder": f"{self.path}{kept}", "next": then}
 
     # --- models ----------------------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class Manifest(BaseModel):
     files: dict[str, str] = {}
     backbone: _Backbone | None = None
     privacy: _Privacy | None = None
+    robust: Table = {}
 
 
 # --- rounds.jsonl, timings.jsonl, the checkpoint --------------------------------------------------------------------
