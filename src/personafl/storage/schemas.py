@@ -244,7 +244,8 @@ def _check_fit(found: _Fit) -> _Fit:
     _require(found, models > 0 and len({each.label for each in found.finalists}) == models, "finalists must differ")
     _require(found, len(found.weights) == len(found.clients), "there must be weights for each client")
     rows = [*found.weights, found.newcomer]
-    return _require(found, all(len(row) == models and sum(row) > 0 for row in rows), "weights: one for each finalist")
+    _require(found, all(len(row) == models and sum(row) > 0 for row in rows), "weights: one for each finalist")
+    return found
 
 
 Fit = Annotated[_Fit, AfterValidator(_check_fit)]
