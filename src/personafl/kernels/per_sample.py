@@ -88,7 +88,8 @@ class PerSample:
 
     def _factor(self, gradients: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(gradients.double(), dim=1)
-        return (self.clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+        factor: Tensor = (self.clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+        return factor
 
     def _finished(self, total: Tensor, keys: Tensor, expected: Tensor | None, number: int) -> Tensor:
         """The sums with their noise, by the size of batches."""
@@ -113,7 +114,8 @@ def normal(keys: Tensor, size: int, number: int) -> Tensor:
     bits = draw((len(keys), size), keys, FIRST_DRAW + number)
     # 52 of the bits, so that the half which keeps 0 out does not round the largest up to 1.
     uniform = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
-    return torch.special.ndtri(uniform)
+    made: Tensor = torch.special.ndtri(uniform)
+    return made
 
 
 def _sample_keys(keys: Tensor, place: Tensor) -> Tensor:
