@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from personafl.errors import PersonaflError
@@ -33,7 +32,7 @@ from personafl.version import __version__
 
 MOST_POINTS = 400
 """Rounds that a learning curve keeps."""
-TROUBLE = (PersonaflError, OSError, pa.ArrowException, ValueError, KeyError, IndexError)
+TROUBLE = (PersonaflError, OSError)
 """What reading a folder may raise while a run is writing there."""
 
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from personafl.report.palette import DARK, LIGHT
+from personafl.palette import DARK, LIGHT
 
 MARK = '<meta name="generator" content="personafl report">'
 SCRIPTS = ("elements", "draw", "readout", "figures", "spread", "special", "tables", "sections", "fit", "audit", "page")

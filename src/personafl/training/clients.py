@@ -45,6 +45,9 @@ from personafl.training.privacy import Noise, NoiseSource, Privacy
 from personafl.training.sample_account import SampleAccount
 
 AT_ONCE = 16 * 2**20
+LONGEST = 1e15
+"""The longest vector that is taken. Servers add up squares in float32, which ends at 3.4·10³⁸: as many as 10⁷ of these,
+and of their differences, stay below that. Models that are any use have lengths of at most thousands."""
 RELEASES = "privacy.releases"
 SEEN = "store.seen"
 """Of the rows of a checkpoint: whether there is a state in it. Who failed whenever it was active has none."""
@@ -62,13 +65,16 @@ class Answers:
         Who did the work, how many steps each took and how many gradients it computed: those whose answers count, and
         those who failed.
     failed
-        Whose update is not finite; they keep their old state, or none where it was their first round.
+        Whose update is not finite, or longer than `LONGEST`; they keep their old state, or none where it was their
+        first round.
     dropped
         Who did not answer, or not in time or not acceptably, and why.
     bytes_up
         What the answers take on their way.
     joined
         Clients elsewhere that were heard of for the first time: their rows are not what a checkpoint says.
+    removed
+        Clients elsewhere that belong to the federation no more: the server forgets what it keeps of them.
     """
 
     uploads: Uploads
@@ -79,6 +85,7 @@ class Answers:
     bytes_up: int
     dropped: dict[int, str] = field(default_factory=dict)
     joined: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    removed: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Clients(ABC):
@@ -230,7 +237,7 @@ class LocalClients(Clients):
         own = states(self.algorithm, self.engine, self.store, self.theta0, ids, sent)
         result = self.engine.run(Work(self.algorithm, round, "train", ids, own, sent))
         check_declared(self.algorithm.name, result.up, self.algorithm.uplink)
-        good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
+        good = usable({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
         kept, failed = ids[good], ids[~good]
         own, up = result.own, result.up
         if self.privacy is not None:
@@ -283,8 +290,8 @@ class LocalClients(Clients):
         if self.privacy is not None:
             self.releases[ids] = rows[RELEASES].numpy()
         own = {name: value for name, value in rows.items() if name not in (RELEASES, SEEN)}
+        check_kept(self.store.like, own)
         if SEEN not in rows:
-            check_kept(self.store.like, own)
             self.store.put(ids, own)
             return
         seen = np.flatnonzero(rows[SEEN].cpu().numpy())
@@ -353,15 +360,21 @@ def check_kept(like: State, rows: State) -> None:
             f"this run was begun by an earlier version of personafl, whose clients keep {', '.join(rows) or 'nothing'} "
             f"and not {', '.join(like) or 'nothing'}: its models can be used, but it cannot be resumed"
         )
+    for name, value in rows.items():
+        if value.dtype != like[name].dtype or value.shape[1:] != like[name].shape:
+            raise RunError(
+                f"the checkpoint is of another model or algorithm: a client's {name} has the shape "
+                f"{tuple(value.shape[1:])}, expected {tuple(like[name].shape)}"
+            )
 
 
-def _finite(values: State, count: int) -> Tensor:
-    """Which rows are finite throughout. A sum is finite only if all of its terms are, and takes one pass."""
+def usable(values: State, count: int) -> Tensor:
+    """Which rows can be computed with: finite, and no longer than `LONGEST`; it takes one pass."""
     good = torch.ones(count, dtype=torch.bool)
     seen: set[int] = set()
     for value in values.values():
         if value.data_ptr() in seen or not value.is_floating_point():
             continue
         seen.add(value.data_ptr())
-        good &= torch.isfinite(value.reshape(count, -1).sum(1)).cpu()
+        good &= (torch.linalg.vector_norm(value.reshape(count, -1), dim=1) <= LONGEST).cpu()  # nor is it NaN
     return good

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.algorithms.extras import sent_for_evaluation, server_report
+from personafl.algorithms.removal import without_clients
 from personafl.engines.machine import torch_threads
-from personafl.errors import RunError, TrainingFailed
+from personafl.errors import ConfigError, RunError, TrainingFailed
 from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
@@ -33,6 +34,7 @@ from personafl.training.clients import Clients
 from personafl.training.early_stopping import check_possible, why_stop
 from personafl.training.evaluation import ServerSnapshot, client_table, summary
 from personafl.training.events import Listener
+from personafl.training.robust import Robust
 from personafl.training.server_noise import ServerNoise
 
 log = logging.getLogger("personafl")
@@ -49,13 +51,17 @@ class Runner:
         folder: RunFolder,
         manifest: dict[str, Any],
         listeners: Sequence[Listener] = (),
+        robust: Robust | None = None,
     ) -> None:
         self.algorithm = algorithm = algorithm.prepare(clients.job_info)
-        self.clients, self.schedule = clients, schedule
+        self.clients, self.schedule, self.robust = clients, schedule, robust
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
         self.theta0 = clients.task.theta0.to(clients.device)
         self._made: tuple[int, Tensor | None] | None = None
         count = len(clients.client_index)
+        if robust is not None:
+            robust.check(algorithm)
+            robust.check_cohort(schedule.cohort_size(count))
         self.round = 0
         self.server = algorithm.new_server(self.theta0, count)
         self._server_noise = self._noise_at_server(count)
@@ -77,6 +83,11 @@ class Runner:
         privacy = self.clients.privacy
         if privacy is None or privacy.noise_at == "clients":
             return None
+        if self.robust is not None:
+            raise ConfigError(
+                'privacy.noise_at = "server" is noise for a mean, and [robust] puts something else in its place: take '
+                'noise_at = "clients", or leave out [robust]'
+            )
         cohort = self.schedule.cohort_size(count) if self.clients.secret_cohorts else None
         return ServerNoise(privacy, self.algorithm.uplink, self.clients.server_noise, cohort, np.zeros(count))
 
@@ -91,7 +102,7 @@ class Runner:
             try:
                 if found.files:
                     self.folder.check(found.round, found.files, found.timings)
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except (ValueError, OSError, RunError) as error:
                 damaged.append(str(error))
                 raise
 
@@ -193,8 +204,11 @@ class Runner:
                 f"round {round}: every active client diverged (update not finite; first: {failed[0]}); {self._kept()}. "
                 "A smaller local.lr usually helps"
             )
-        if len(answers.uploads):
-            self.server = self.algorithm.aggregate(self.server, self._with_noise(answers.uploads, round))
+        if len(answers.removed):
+            self.server = without_clients(self.algorithm, self.server, self.theta0, len(client_index), answers.removed)
+        uploads, spared = self._robust(answers.uploads, ids, sent)
+        if len(uploads):
+            self.server = self.algorithm.aggregate(self.server, self._with_noise(uploads, round))
         common = self.algorithm.global_model(self.server)
         if common is not None and not torch.isfinite(common.sum()):
             raise TrainingFailed(
@@ -211,11 +225,22 @@ class Runner:
             "steps": float(answers.steps.mean()) if len(answers.steps) else 0.0,
             "gradients": int(answers.gradients.sum()),
             **self.traffic,
+            **({"robust": spared} if spared else {}),
         }
         if answers.dropped:
             record["dropped"] = {client_index.ids[i]: why for i, why in answers.dropped.items()}
             log.warning("round %d: without %s", round, _few([f"{c} ({why})" for c, why in record["dropped"].items()]))
         return record, seconds
+
+    def _robust(self, uploads: Uploads, ids: Ints, sent: Sent) -> tuple[Uploads, dict[str, float]]:
+        """The answers as the robust rule leaves them, and what it multiplied updates by."""
+        if self.robust is None or not len(uploads):
+            return uploads, {}
+        uploads, spared = self.robust.apply(uploads, sent.rows(np.searchsorted(ids, uploads.ids.numpy())))
+        named = {self.clients.client_index.ids[i]: round(share, 6) for i, share in spared.items()}
+        if named:
+            log.info("robust rule %s: %s", self.robust.rule, _few([f"{c} × {share:g}" for c, share in named.items()]))
+        return uploads, named
 
     def _with_noise(self, uploads: Uploads, round: int) -> Uploads:
         """What the server makes of answers before it uses them, and knows of the noise in them."""
@@ -320,13 +345,13 @@ class Runner:
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         device = self.clients.device
-        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        server = checkpoint.server_state(found, self.theta0, self.server)
         self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
         # Clients that were never active start from the weights that the run began with, not from this process's.
         self.theta0 = found.tensors["theta0"].to(device)
         self._start()
         self.log.read(self.folder.checkpoints, found.clients, self._put_rows)
-        self.traffic = {name: int(found.values[name]) for name in self.traffic}
+        self.traffic = {name: found.values.get(name, 0) for name in self.traffic}
 
     def _write_models(self) -> None:
         common = self._common()

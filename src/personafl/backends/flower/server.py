@@ -135,7 +135,7 @@ class FlowerClients(Clients):
             for k, i in enumerate(ids)
             if self.client_index.ids[i] in at
         }
-        dropped = {int(i): "not there" for i in ids if int(i) not in orders}
+        dropped = self._absent(ids, orders)
         ups: dict[int, State] = {}
         steps: dict[int, int] = {}
 
@@ -177,6 +177,7 @@ class FlowerClients(Clients):
             uploads.bytes(),
             dict(sorted(dropped.items())),
             self._sizes.joined(),
+            np.array([i for i, client in enumerate(self.client_index.ids) if self.nodes.revoked(client)], np.int64),
         )
 
     def _screen(self, ids: Ints, sent: Sent, ups: dict[int, State]) -> dict[int, str]:
@@ -269,6 +270,9 @@ class FlowerClients(Clients):
         self._sizes.note(at)
         return at
 
+    def _absent(self, ids: Ints, orders: Mapping[int, Message]) -> dict[int, str]:
+        return {int(i): self.nodes.absent(self.client_index.ids[i]) for i in ids if int(i) not in orders}
+
     # --- messages --------------------------------------------------------------------------------------------
 
     def _order(
@@ -326,7 +330,7 @@ class FlowerClients(Clients):
             if snapshot.last:
                 self._finished.add(i)
 
-        dropped = {int(i): "not there" for i in ids if int(i) not in orders}
+        dropped = self._absent(ids, orders)
         dropped |= self.nodes.exchange(orders, self.client_index.ids, taken, self.settings.round_timeout)
         for i, why in sorted(dropped.items()):
             log.warning("round %d: %s was not evaluated (%s)", snapshot.round, self.client_index.ids[i], why)

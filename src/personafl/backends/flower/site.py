@@ -32,6 +32,7 @@ from personafl.backends.flower.job import (
 )
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
 from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
+from personafl.backends.flower.policy import check_order, check_rounds, check_upload, read_policy
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
 from personafl.engines.loop import LoopEngine
@@ -85,6 +86,12 @@ class Site:
     def __init__(self, settings: SiteSettings, own: tuple[Task, Algorithm] | None = None) -> None:
         self.settings, self._own = settings, own
         self.ledger = Ledger(Path(settings.folder), settings.id)
+        self.policy = None if settings.policy is None else read_policy(Path(settings.policy))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether this is one of many in a simulation, which has no limits and keeps no record."""
+        return self._own is not None
 
     # --- what the server may ask for -----------------------------------------------------------------------
 
@@ -125,6 +132,7 @@ class Site:
                     f"site {self.settings.id}: {clients.algorithm.name} sends {', '.join(agreed) or 'nothing'} by this "
                     f"site's code, the server asks for {', '.join(map(str, upload)) or 'nothing'} or other shapes"
                 )
+            check_upload(self.policy, self.settings.id, layout_of(agreed))
             versions.settle(order.accepted, order.durable)
             entry = self._entry(order, clients, "update" if agreed else "nothing")
             if isinstance(clients.engine, SiteEngine):
@@ -161,6 +169,8 @@ class Site:
         job, here = order.job, self.settings
         if here.allow and job.algorithm.get("name") not in here.allow:
             raise ConfigError(f"site {here.id} does not take part in {job.algorithm.get('name')!r}: not in its allow")
+        if self.policy is not None:
+            check_order(self.policy, here.id, order, self.ledger.entries(), not evaluating)
         data = read_data(here, job.seed, job.classes)
         if self._own is None:
             job.check_backbone(here.id, data.backbone)
@@ -227,6 +237,8 @@ class Site:
     def _check_entry(self, entries: Sequence[Entry], entry: Entry) -> None:
         here = self.settings
         check_budget(here.id, entries, entry, here.most_epsilon, here.delta)
+        if self.policy is not None and entry.what != "metrics":
+            check_rounds(self.policy, here.id, entry.run, entries)
         if entry.what == "metrics" and (why := why_not(entries, entry.run, entry.round)):
             raise ConfigError(f"site {here.id} reports no metrics: {why}")
 

@@ -49,6 +49,8 @@ class WorkerConfig:
     memory: int
     state_memory: int
     privacy: Privacy | None
+    one_by_one: bool = False
+    """Whether the server needs each answer, and none may be averaged on the way."""
     threads: int = 1
     device: str = "cpu"
 
@@ -146,7 +148,7 @@ class Worker:
     def train(
         self, number: int, round: int, ids: Ints, each: Arrays, shared: Arrays, borrowed: Ints, theirs: Arrays
     ) -> dict[str, Any]:
-        """Train these clients; of uploads that are declared a `Mean` their mean comes, as one row.
+        """Train these clients; of uploads that are declared a `Mean` their mean comes, as one row, unless `one_by_one`.
 
         `borrowed` among them belong to other shards: they bring their states and take them along again.
         """
@@ -161,7 +163,8 @@ class Worker:
         if len(borrowed):
             theirs = arrays(clients.rows(borrowed))
             clients.drop(borrowed)
-        uploads = answers.uploads.condense() if len(answers.uploads) else answers.uploads
+        whole = self.config.one_by_one or not len(answers.uploads)
+        uploads = answers.uploads if whole else answers.uploads.condense()
         return {
             "ids": ids[np.isin(ids, self._global(number, answers.failed), invert=True)],
             "values": arrays(uploads.values),
