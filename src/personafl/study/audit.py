@@ -262,9 +262,7 @@ def _attacks(run: Run, job: Job, target: Observed, shadows: Sequence[Observed]) 
     owner = np.zeros(len(job.federation.y), np.int64)
     pool = np.zeros(len(owner), np.bool_)
     for split in ("train", "test"):
-        for k, (start, size) in enumerate(
-            zip(job.federation.starts(split), job.federation.sizes(split), strict=True)  # type: ignore[arg-type]
-        ):
+        for k, (start, size) in enumerate(zip(job.federation.starts(split), job.federation.sizes(split), strict=True)):
             owner[start : start + size], pool[start : start + size] = k, True
     made = []
     for kind, losses in target.losses.items():
