@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import personafl as pf
-from personafl.algorithms import FedAMP, HeurFedAMP, JobInfo, Separate
+from personafl.algorithms import FedAMP, HeurFedAMP, JobInfo, Separate, fedamp
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.settings import Local
@@ -291,3 +291,8 @@ WRONG = [
 def test_values_out_of_range_are_refused(kind, name, value):
     with pytest.raises(ConfigError, match=rf"algorithm\.{name} = {value}: must be"):
         kind(**{name: value})
+
+
+def test_weights_of_very_many_clients_are_not_written_down():
+    for clients, names in ((3, {"weights"}), (fedamp.REPORTED + 1, set())):
+        assert set(FedAMP().report_server(FedAMP().new_server(torch.zeros(2), clients))) == names

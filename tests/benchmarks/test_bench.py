@@ -11,11 +11,16 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from personafl.algorithms.base import Sent
+from personafl.algorithms.fedavg import FineTune
 from personafl.cli import app
+from personafl.engines import Work, make_engine
 from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
+from personafl.settings import EngineSettings
 from personafl_bench import contest, machine, references
 from personafl_bench.jobs import CNN_JOB, EVALUATION, JOBS, LSTM, MNIST_JOB, SMALL, Job
+from personafl_bench.own import REFERENCES, contestants
 from personafl_bench.picture import draw
 from personafl_bench.run import find_peers, tables
 from tests.waiting import until
@@ -74,6 +79,26 @@ def test_the_least_operations_of_the_lstm_are_those_of_its_products():
     assert replace(LSTM, active=1, steps=1, batch=1).least[0] == 3 * total - no_gradient
 
 
+@pytest.mark.parametrize("key", "ghijk")
+def test_engines_and_references_agree_on_networks_that_users_bring(key):
+    """Two clients, a step each."""
+    job = replace(JOBS[key], clients=3, active=2, steps=1, batch=3)
+    task, federation, ids = job.task(), job.federation(), np.arange(2)
+    sent = Sent({"theta": task.theta0})
+    found, plan = {}, None
+    for name in ("loop", "stacked"):
+        engine, _ = make_engine(EngineSettings(name, 1), task, federation, job.local, 0)
+        work = Work(FineTune(1), 1, "train", ids, {}, sent)
+        found[name] = engine.run(work).own["theta"]
+        plan = engine._plan(work, engine._keys(work), np.ones(2, np.int64))
+    for name in contestants(job)[1:]:
+        found[name] = REFERENCES[name](job, task, federation, torch.from_numpy(plan.positions))
+    step = found["loop"] - task.theta0
+    assert step.norm() > 0
+    for name, theta in found.items():
+        assert (theta - task.theta0 - step).norm() < 0.01 * step.norm(), name
+
+
 @pytest.mark.parametrize("job", JOBS.values(), ids=lambda job: job.name)
 def test_every_batch_of_a_job_is_full(job):
     assert not (job.federation().sizes("train") % job.batch).any()
@@ -98,13 +123,14 @@ def test_peers_learn_the_model_and_the_samples_that_personafl_has(tmp_path):
         "    with torch.no_grad():\n"
         "        np.save(folder + '/out.npy', torch_models.build(job)(torch.from_numpy(job.x[:5])))\n"
         "    x, y = torch_models.clients(folder)[3]\n"
-        "    seen = list(torch_models.Batches(x, y, 7, 10))\n"
-        "    assert len(seen) == 7 and {len(a) for a, _ in seen} == {10}\n"
+        "    size = job.settings['batch']\n"
+        "    seen = list(torch_models.Batches(x, y, 7, size))\n"
+        "    assert len(seen) == 7 and {len(a) for a, _ in seen} == {size}\n"
         "    epoch = torch.cat([a for a, _ in seen[:5]]).flatten(1).sum(1).sort().values\n"
         "    assert torch.equal(epoch, x.flatten(1).sum(1).sort().values)\n"
         "assert 'personafl' not in sys.modules\n"
     )
-    jobs = {tmp_path / job.name: job for job in (SMALL, CNN_JOB, LSTM)}
+    jobs = {tmp_path / job.name: job for job in (SMALL, CNN_JOB, LSTM, *(JOBS[key] for key in "ghijk"))}
     for folder, job in jobs.items():
         folder.mkdir()
         job.save(folder, threads=1)

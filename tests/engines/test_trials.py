@@ -13,8 +13,8 @@ import personafl as pf
 from personafl.algorithms.base import Sent
 from personafl.algorithms.fedavg import FineTune
 from personafl.engines import Work, make_engine
-from personafl.engines.auto import ENGINES, _Trial, trials
-from personafl.engines.trials import BEHIND, LEAST, REPEATS, SHARE, Candidate, Clock, Stopped, Trials, Unfit
+from personafl.engines.candidates import ENGINES, RunSteps, Trial
+from personafl.engines.trials import BEHIND, FEW_STEPS, MOST, REPEATS, SHARE, Candidate, Clock, Stopped, Trials, Unfit
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
 
@@ -60,18 +60,18 @@ def test_what_is_clearly_behind_is_stopped_and_said_to_be():
     machine = Machine()
     found = machine.trials([("loop", 0, 0.0075), ("stacked", 0.002, 0.0186), ("pair", 0.05, 0.02, 2)], 30, 5 * 30 * 12)
     assert found.fastest().name == "loop"
-    assert machine.processor <= LEAST < 270 * 0.0186, (
+    assert machine.processor <= found.budget < MOST < 270 * 0.0186, (
         "270 steps, that is three times three of 30 clients, were too many"
     )
     assert machine.steps["stacked"] <= 20 and machine.steps["pair"] <= 20
     reason = found.reason()
-    assert "stacked with 1 threads: 4 clients, 1 step in 76.4 ms, clearly behind; " in reason
+    assert re.search(r"stacked with 1 threads: \d clients?, 1 step in [\d.]+ ms, clearly behind; ", reason)
     assert reason.endswith(f"; {machine.processor:.2f} s of processor time, of {found.budget:.2f} s at most")
 
 
 def test_where_steps_are_short_all_are_seen_with_all_clients():
     machine = Machine()
-    found = machine.trials([("loop", 0, 3e-4), ("stacked", 1e-3, 2e-5), ("pair", 1.1e-3, 1e-5, 2)], 32, 10**5)
+    found = machine.trials([("loop", 0, 3e-4), ("stacked", 1e-3, 2e-5), ("pair", 1.1e-3, 1e-5, 2)], 32, 10**6)
     assert found.fastest().name == "pair"
     assert found.reason().startswith("loop with 1 threads: 32 clients, 3 steps in 28.8 ms; stacked with 1 threads: 32 ")
     assert machine.processor < 0.5
@@ -85,6 +85,7 @@ def test_a_model_that_is_too_slow_for_any_trial_gets_the_first():
         "loop with 1 threads: 1 client, 1 step in 30000.0 ms; "
         "stacked with 1 threads: not tried, it might take too long; 30.00 s of processor time, of 45.00 s at most"
     )
+    assert not found.whole
 
 
 def test_what_takes_long_to_prepare_waits_for_a_run_that_is_worth_it():
@@ -116,19 +117,19 @@ def test_who_cannot_do_the_work_is_left_out():
 def test_a_trial_is_stopped_in_its_middle():
     """A candidate that was not much behind, and is when several steps are taken."""
     machine = Machine()
-    found = machine.trials([("loop", 0, 0.01), ("late", 0, 0.0125)], 30, 10**5)
+    found = machine.trials([("loop", 0, 0.001), ("late", 0, 0.00125)], 30, 10**5)
 
     def run(clients, steps, check):
         for _ in range(clients * steps):
             check()
-            machine.work("late" if steps == 1 else "slow", 0, 0.0125 if steps == 1 else 1.0, 1)
+            machine.work("late" if steps == 1 else "slow", 0, 0.00125 if steps == 1 else 0.1, 1)
 
     found.candidates[1].run = run
     assert found.fastest().name == "loop" and machine.steps["slow"] == 2
-    assert "late with 1 threads: 30 clients, 1 step in 375.0 ms, clearly behind; " in found.reason()
+    assert "late with 1 threads: 30 clients, 1 step in 37.5 ms, clearly behind; " in found.reason()
 
 
-costs = st.floats(1e-5, 3.0)
+costs, short = st.floats(1e-5, 3.0), st.floats(1e-6, 1e-3)
 
 
 @settings(max_examples=300, deadline=None)
@@ -137,21 +138,22 @@ costs = st.floats(1e-5, 3.0)
     st.floats(0, 1e6),
 )  # fmt: skip
 def test_all_trials_stay_within_the_budget_but_for_first_steps(given, clients, run_steps):
-    """A first step cannot be foreseen, and is the least that there is to see."""
+    """A first step cannot be foreseen, and is the least that there is to see; until then, the first tells the cost."""
     machine = Machine()
     named = [(f"e{i}", *one) for i, one in enumerate(given)]
     found = machine.trials(named, clients, run_steps)
     chosen = found.fastest()
     first = [(fixed + each) * cores for _, fixed, each, cores in named]
-    budget = max(LEAST, SHARE * run_steps * min(first))
+    cost = first[0]
+    budget = min(SHARE * run_steps * cost, max(MOST, FEW_STEPS * cost)) if run_steps else MOST
     assert machine.processor <= budget + sum(
         cost for cost, one in zip(first, found.candidates, strict=True) if one.seen
     )
     assert chosen in found.candidates and not chosen.stopped
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(costs, costs), min_size=1, max_size=5), st.integers(1, 32))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(short, short), min_size=1, max_size=5), st.integers(1, 32))
 def test_with_time_enough_the_choice_is_right(given, clients):
     machine = Machine()
     found = machine.trials([(f"e{i}", *one) for i, one in enumerate(given)], clients, 1e9)
@@ -182,7 +184,7 @@ LOCAL = Local(lr=0.1, steps=12, batch_size=20)
 def test_real_engines_stop_where_the_clock_says_so(sensors):
     """Every engine asks before each step, and takes no more of them than it may."""
     machine = Machine()
-    found = trials(EngineSettings(), *sensors, LOCAL, 0, cohort=30, rounds=50)
+    run = RunSteps(EngineSettings(), *sensors, LOCAL, 0, cohort=30, rounds=50)
     each = {"loop": 0.0075, "stacked": 0.0186, "threaded": 0.02}
 
     def counted(candidate, run):
@@ -200,12 +202,13 @@ def test_real_engines_stop_where_the_clock_says_so(sensors):
 
         return counting
 
-    for candidate in found.candidates:
+    tried = [run.candidate(*name) for name in run.names]
+    for candidate in tried:
         candidate.run = counted(candidate, candidate.run)
-    asked = Trials(found.candidates, found.clients, found.run_steps, machine.clock())
-    assert found.run_steps == 50 * 30 * 12
+    asked = Trials(tried, len(run.clients), run.total, machine.clock(), estimate=0.0075)
+    assert run.total == 50 * 30 * 12
     assert str(asked.fastest()) == "loop with 1 threads"
-    assert set(machine.steps) == {str(candidate) for candidate in found.candidates}
+    assert set(machine.steps) == {str(candidate) for candidate in tried}
     assert max(machine.steps.values()) < 40 and machine.processor < asked.budget
 
 
@@ -223,14 +226,6 @@ def test_an_engine_that_was_stopped_computes_as_before(sensors, name):
             raise Stopped
 
     with pytest.raises(Stopped):
-        engine.run(Work(_Trial(4, check=stop_later), 1, "train", ids, {}, sent))
+        engine.run(Work(Trial(4, check=stop_later), 1, "train", ids, {}, sent))
     again = engine.run(Work(FineTune(4), 1, "train", ids, {}, sent)).own["theta"]
     assert torch.equal(again, expected)
-
-
-def test_run_toml_says_what_was_seen(tmp_path):
-    federation = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=5, alpha=0.5))
-    run = pf.train(federation, nn.Linear(64, 10), rounds=1, engine="auto", out=tmp_path / "run", progress=False)
-    resolved = run.manifest["resolved"]
-    assert f"{resolved['engine']} with {resolved['threads']} threads: " in resolved["engine_reason"]
-    assert re.search(r"; \d\.\d\d s of processor time, of \d\.\d\d s at most$", resolved["engine_reason"])

@@ -59,7 +59,7 @@ def test_what_is_no_file_is_not_waited_for(old, name, what):
         report(old)
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a" + ".a" * 5000 + " = 1", "x = {a=" * 2000])
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a" + ".a" * 100_000 + " = 1", "x = {a=" * 2000])
 def test_deeply_nested_toml_is_one_line(old, text):
     (old / "run.toml").write_text(text)
     with pytest.raises(RunError, match=r"run\.toml cannot be read"):

@@ -1,5 +1,6 @@
 """Run folders of strangers: whatever is in them, every command comes to an end with an answer or with one line."""
 
+import os
 import random
 import resource
 import signal
@@ -129,7 +130,8 @@ def drive(bases, place, seed):
         a is not resumed or base in ("selffl", "fedamp", "cut"))])  # fmt: skip
     folder = copied(bases / base, place / "stranger's")
     said = "; ".join(damage(folder, rng) for _ in range(1))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of the processor; and of the clock, for what waits
+    signal.alarm(10 * SECONDS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -139,6 +141,7 @@ def drive(bases, place, seed):
     except Exception as error:
         raise AssertionError(f"case {seed}: {action.__name__} of {base}, {said}: {error!r}") from error
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     assert not (place / "outside").exists(), f"case {seed}: {said}: written outside"
     return None
@@ -150,15 +153,22 @@ def alarm(*_):
 
 def cases(bases, place, seeds):
     """Drive them all; how many ended in an error of ours."""
-    before = signal.signal(signal.SIGALRM, alarm)
+    before = [(number, signal.signal(number, alarm)) for number in (signal.SIGALRM, signal.SIGPROF)]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         errors = [error for seed in seeds if (error := drive(bases, place, seed)) is not None]
     finally:
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024 < MEGABYTES
     assert all(str(error).strip() for error in errors)
     return len(errors)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """What is safe on the disk after a power cut is not asked here."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def test_damaged_folders_end_in_an_answer_or_in_one_line(bases, tmp_path):

@@ -298,3 +298,8 @@ def test_the_record_says_whose_update_was_clipped(tmp_path):
     run = attacked(tmp_path, pf.FedAvg(), Attack("scaled", (4,), 1e3), pf.Robust("clip"))
     for record in run.rounds():
         assert record["robust"]["c4"] < 0.05
+
+
+def test_noise_for_a_mean_is_refused_where_there_is_no_mean():
+    with pytest.raises(ConfigError, match=r'privacy\.noise_at = "server" is noise for a mean'):
+        parse({"robust": {"rule": "median"}, "privacy": {"clip": 1.0, "noise": 1.0, "noise_at": "server"}})

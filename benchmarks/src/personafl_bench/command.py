@@ -11,7 +11,7 @@ from personafl.cli.console import Json, print_json, say
 
 
 def bench(
-    jobs: Annotated[str, typer.Option(help="Which jobs, such as a,b. Default: all, a to f.")] = "a,b,c,d,e,f",
+    jobs: Annotated[str, typer.Option(help="Which jobs, such as a,b. Default: all, a to k.")] = "a,b,c,d,e,f,g,h,i,j,k",
     repeat: Annotated[int, typer.Option(help="Turns of each contestant, up to ten rounds each.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Threads or processes for each. Default: all cores.")] = None,
     peers: Annotated[

@@ -25,6 +25,7 @@ from personafl.kernels.task import Task
 from personafl.models import CNN, MCLR, MLP, LSTMModel, Model, initialize
 from personafl.settings import Local
 from personafl.streams import generator
+from personafl_bench.peers import networks
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Job:
     key: str
     name: str
     about: str
-    kind: Literal["mlp", "cnn", "lstm"]
+    kind: Literal["mlp", "cnn", "lstm", "sensors", "resnet", "transformer", "gru", "lora"]
     shape: tuple[int, ...]
     outputs: int
     hidden: tuple[int, ...]
@@ -48,6 +49,11 @@ class Job:
     @property
     def local(self) -> Local:
         return Local(lr=self.lr, batch_size=self.batch, steps=self.steps)
+
+    @property
+    def text(self) -> bool:
+        """Whether samples are words."""
+        return self.kind in ("transformer", "lora")
 
     @property
     def least(self) -> tuple[float, float]:
@@ -72,6 +78,8 @@ class Job:
         return _federation(replace(self, key="", name="", about="", what="round"))  # jobs b, e and f share theirs
 
     def task(self) -> Task:
+        if self.kind in networks.NETWORKS:
+            return Task(networks.build(self.kind, self.shape, self.outputs))
         return Task(initialize(self._model(), self.shape, self.outputs, 0))
 
     def save(self, folder: Path, threads: int) -> None:
@@ -89,6 +97,8 @@ class Job:
         (folder / "job.json").write_text(json.dumps(settings))
 
     def _described(self) -> dict[str, Any]:
+        if self.kind in networks.NETWORKS:
+            return {"kind": self.kind, "shape": self.shape, "outputs": self.outputs}
         if self.kind == "cnn":
             return {"kind": "cnn", "channels": self.shape[0], "side": self.shape[1], "outputs": self.outputs}
         if self.kind == "lstm":
@@ -108,6 +118,9 @@ class Job:
 
     def _products(self) -> list[tuple[int, bool]]:
         """Multiplications and additions of each matrix product for one sample; whether its inputs need a gradient."""
+        if self.kind in networks.NETWORKS:  # frozen weights need none, so there are two products of a layer's size
+            size = self.task().work_size(torch.zeros(1, *self.shape, dtype=torch.int64 if self.text else torch.float32))
+            return [(size.products, self.kind != "lora")]
         if self.kind == "cnn":
             channels, side = self.shape[0], self.shape[1]
             first, second = side - 4, (side - 4) // 2 - 4
@@ -145,7 +158,32 @@ EVALUATION = Job(
     "f", "evaluation", "1,000 personal models of job b, each on its client's own test samples",
     "mlp", (784,), 10, (), 1000, 100, 20, 10, 0.03, "evaluation",
 )  # fmt: skip
-JOBS = {job.key: job for job in (SMALL, MNIST_JOB, CNN_JOB, LSTM, PERSONALIZED, EVALUATION)}
+SENSORS = Job(
+    "g", "sensors", "30 clients × 4 steps, 1-D CNN with GroupNorm, 117,822 parameters, on 9 sensors × 128",
+    "sensors", (9, 128), 6, (), 30, 30, 4, 20, 0.05,
+)  # fmt: skip
+RESNET = Job(
+    "h", "resnet", "50 clients, 10 active × 2 steps, ResNet-8 with GroupNorm on 3×32×32",
+    "resnet", (3, 32, 32), 10, (), 50, 10, 2, 10, 0.05,
+)  # fmt: skip
+TRANSFORMER = Job(
+    "i", "transformer", "100 clients, 20 active × 5 steps, transformer with 2 layers of 32 on 20 words",
+    "transformer", (20,), 10, (), 100, 20, 5, 10, 0.1,
+)  # fmt: skip
+GRU_JOB = Job(
+    "j", "gru", "100 clients, 20 active × 5 steps, GRU of 32 units on 30 steps of 9 features",
+    "gru", (30, 9), 10, (), 100, 20, 5, 10, 0.1,
+)  # fmt: skip
+LORA = Job(
+    "k", "lora", "100 clients, 20 active × 5 steps, LoRA of rank 4 on a frozen transformer with 2 layers of 64",
+    "lora", (20,), 10, (), 100, 20, 5, 10, 0.1,
+)  # fmt: skip
+JOBS = {
+    job.key: job
+    for job in (
+        SMALL, MNIST_JOB, CNN_JOB, LSTM, PERSONALIZED, EVALUATION, SENSORS, RESNET, TRANSFORMER, GRU_JOB, LORA,
+    )
+}  # fmt: skip
 
 
 @cache
@@ -164,8 +202,8 @@ def _real(job: Job) -> Federation:
     sizes = np.array([len(part) for part in parts])
     train = np.maximum(sizes * 9 // 10 // job.batch, 1) * job.batch
     rows = np.concatenate(parts)
-    x = torch.from_numpy(np.asarray(pool.x).reshape(len(pool.x), -1)[rows].astype(np.float32))
-    return _join(job, x, torch.from_numpy(pool.y[rows].astype(np.int64)), train, sizes - train, "MNIST")
+    x = torch.from_numpy(np.asarray(pool.x).reshape(len(pool.x), -1)[rows].astype(np.float32, copy=False))
+    return _join(job, x, torch.from_numpy(pool.y[rows].astype(np.int64, copy=False)), train, sizes - train, "MNIST")
 
 
 def _made_up(job: Job) -> Federation:
@@ -180,6 +218,11 @@ def _made_up(job: Job) -> Federation:
     test = np.maximum(train // 9, 1)
     many = int((train + test).sum())
     y = draw.integers(0, job.outputs, many)
+    if job.text:  # half of the words are of the class's own
+        tops = networks.WORDS // job.outputs, networks.WORDS
+        own, common = (draw.integers(0, top, (many, *job.shape)) for top in tops)
+        x = np.where(draw.random((many, *job.shape)) < 0.5, own * job.outputs + y[:, None], common)
+        return _join(job, torch.from_numpy(x), torch.from_numpy(y), train, test, "made up")
     centres = draw.standard_normal((job.outputs, *job.shape), np.float32)
     x = draw.standard_normal((many, *job.shape), np.float32)
     x += (0.3 if job.kind == "mlp" else 1.0) * centres[y]

@@ -36,13 +36,20 @@ REFERENCES: dict[str, references.Reference] = {
 }  # fmt: skip
 
 
+WITH_KIND: dict[str, tuple[str, ...]] = {
+    "mlp": tuple(REFERENCES), "cnn": tuple(REFERENCES),
+    "lstm": ("tight loop",), "gru": ("tight loop",), "lora": ("tight loop",),
+}  # fmt: skip
+"""The references that can do a job's network: vmap has no rule for recurrent layers, the frozen part is none of its."""
+
+
 def contestants(job: Job) -> list[str]:
     """Who takes part in a job beside other libraries; the first is what the others are compared with."""
     if job.what == "personalized":
         return ["fedavg", "ditto", "selffl"]
     if job.what == "evaluation":
         return ["personafl", "plain vmap"]
-    return ["personafl", *(name for name in REFERENCES if job.kind != "lstm" or name == "tight loop")]
+    return ["personafl", *WITH_KIND.get(job.kind, ("plain vmap", "tight loop"))]
 
 
 def main(name: str, folder: str) -> None:

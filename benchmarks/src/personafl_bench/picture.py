@@ -32,7 +32,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     check_picture(path)
     jobs = [job for job in results["jobs"] if job["loss_before"] is not None and job["contestants"]]
     if not jobs:
-        raise DataError("there is nothing to draw: the picture shows jobs a to d")
+        raise DataError("there is nothing to draw: the picture shows rounds of training, as jobs a to d and g to k are")
     heights = [len(job["contestants"]) + 1.6 for job in jobs]
     figure = Figure(figsize=(8.0, 0.7 + 0.3 * sum(heights)), layout="constrained")
     places = figure.subplots(len(jobs), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -1,8 +1,8 @@
 """What a round could take: the same arithmetic as the engines on the same samples, without an engine.
 
 `by_hand` has batched matrix products and the gradient written out, which bounds what stacking can reach; there is none
-for the LSTM. `plain_vmap` is `vmap(grad)` as torch's documentation has it, `tight_loop` what a careful person writes
-without stacking. Each gives the vectors of all clients after their steps.
+for the LSTM and for networks that users bring. `plain_vmap` is `vmap(grad)` as torch's documentation has it,
+`tight_loop` what a careful person writes without stacking. Each gives the vectors of all clients after their steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reference = Callable[[Job, Task, Federation, Tensor], Tensor]
 def tight_loop(job: Job, task: Task, federation: Federation, index: Tensor) -> Tensor:
     """One client after another, plain autograd, no DataLoader, no optimizer."""
     model = task.module(task.theta0).train()
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     out = []
     for samples in index:
         nn.utils.vector_to_parameters(task.theta0.clone(), parameters)  # it makes them views of what it is given

@@ -40,6 +40,8 @@ from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
 
+REPORTED = 2_000
+"""Clients up to which evaluations write down all weights: of more, M × M numbers take longer than the rounds."""
 COLUMNS = 1024
 """Parameters of all models that are compared at once; anything from 256 to 4,096 takes the same time."""
 
@@ -105,6 +107,8 @@ class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
 
     def report_server(self, server: State) -> State:
         everybody = server["models"]
+        if len(everybody) > REPORTED:
+            return {}
         ids = torch.arange(len(everybody), device=everybody.device)
         return {"weights": self._weights(everybody, everybody, ids, server["round"])[0]}
 
@@ -166,20 +170,21 @@ class FedAMP(_MessagePassing):
     def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
         distance = _squared_distances(w, everybody)
         other = torch.arange(len(everybody), device=w.device) != ids[:, None]
-        apart = distance[other]
-        if self.sigma is not None:
-            sigma = torch.tensor(self.sigma, device=w.device)
-        else:
-            sigma = self.sigma_scale * (apart.median() if len(apart) else apart.new_ones(()))
-            sigma = torch.where(
-                sigma > 0, sigma, torch.ones_like(sigma)
-            )  # all models equal: any σ gives A′ its largest
-        closeness = torch.where(other, torch.exp(-distance / sigma), 0.0) / sigma  # A′
+        sigma = self._sigma(distance, other)
+        # A′, in place of the distances: with many clients there is room for few matrices of their size.
+        closeness = distance.neg_().div_(sigma).exp_().mul_(other).div_(sigma)
         most = closeness.sum(1).max().clamp(min=1e-30)
         alpha = self.alpha_fraction / most if self.alpha is None else torch.tensor(self.alpha, device=w.device)
         alpha = alpha * self.alpha_decay ** torch.div(round, self.alpha_decay_every, rounding_mode="floor").to(w.device)
         pull = torch.tensor(self.pull, device=w.device) if self.lam is None else self.lam / alpha
-        return _with_own(alpha * closeness, ids), pull
+        return _with_own(closeness.mul_(alpha), ids), pull
+
+    def _sigma(self, distance: Tensor, other: Tensor) -> Tensor:
+        if self.sigma is not None:
+            return torch.tensor(self.sigma, device=distance.device)
+        apart = distance[other]
+        sigma = self.sigma_scale * (apart.median() if len(apart) else apart.new_ones(()))
+        return torch.where(sigma > 0, sigma, torch.ones_like(sigma))  # all models equal: any σ gives A′ its largest
 
 
 @dataclass(frozen=True)

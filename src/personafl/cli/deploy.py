@@ -91,6 +91,7 @@ def up(
     need_flower()
     from personafl.backends.deploy import Deployment
     from personafl.backends.deploy.rehearsal import stopping_signals
+    from personafl.backends.deploy.rehearsal_policy import write_policies
     from personafl.report.data import report_data
     from personafl.report.output import write_page
     from personafl.storage.folder import RunFolder
@@ -102,6 +103,7 @@ def up(
         signal.signal(number, stop)
     settings = {} if rounds is None else {"rounds": rounds}
     deployment = Deployment(folder, sites, data=data, proxy=not no_proxy, settings=settings)
+    write_policies(deployment.layout)
 
     def tell(text: str) -> None:
         if not as_json:

@@ -1,37 +1,30 @@
-"""Which engine, and how many threads: measured on this model, this data and this machine."""
+"""Which engine, and how many threads: for this model, this data and this machine."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Gradient, Sent
-from personafl.algorithms.fedavg import FineTune
 from personafl.engines.base import Engine
-from personafl.engines.loop import LoopEngine
-from personafl.engines.machine import cores, torch_threads
-from personafl.engines.stacked import StackedEngine
-from personafl.engines.threaded import ThreadedEngine
-from personafl.engines.trials import Candidate, Check, Trials, Unfit
-from personafl.engines.work import Work
+from personafl.engines.candidates import ENGINES as ENGINES
+from personafl.engines.candidates import TRIAL_GRADIENTS, Name, RunSteps
+from personafl.engines.candidates import some_samples as some_samples
+from personafl.engines.machine import cores, processor, torch_threads
+from personafl.engines.prediction import Shapes
+from personafl.engines.trials import UNKNOWN, Clock, Trials
 from personafl.errors import ConfigError, ModelError
 from personafl.federation import Federation
-from personafl.inputs import Inputs, each_input
+from personafl.inputs import Inputs, dtype_of, each_input, shape_of
 from personafl.kernels.task import Task
 from personafl.settings import EngineSettings, Local
-from personafl.states import State
+from personafl.storage.cache import keep_note, note
+from personafl.version import __version__
 
-VMAP_NEEDS, VMAP_SECONDS = "torch.fx.experimental.symbolic_shapes", 2.0
-"""What torch imports when vmap takes a gradient for the first time, and the processor seconds that this may take."""
-TRIAL_GRADIENTS = 10
-"""What it takes to find out how a model is computed for many clients, see `kernels.together`."""
-
-ENGINES: dict[str, type[Engine]] = {"stacked": StackedEngine, "threaded": ThreadedEngine, "loop": LoopEngine}
+VERSION = 1
+"""Of what is remembered; to be raised when engines are chosen in another way."""
 
 
 @dataclass(frozen=True)
@@ -52,40 +45,39 @@ def make_engine(
     cohort: int = 16,
     rounds: int = 0,
 ) -> tuple[Engine, Choice]:
-    """Build the engine that is asked for; `auto` tries the others and takes the fastest (`trials.py`).
+    """Build the engine that is asked for; `auto` takes the one that will be the fastest, see `choose`.
 
     Parameters
     ----------
     settings
         Its name, and what it may use.
     cohort, rounds
-        The run that it is for: trials may cost a small share of it. Left out, they are short.
+        The run that it is for: choosing may cost a small share of it. Left out, it is short.
 
     Raises
     ------
     ModelError
         `stacked` is asked for by name and the model cannot be stacked.
     """
-    name, memory, threads, device = settings.name, settings.memory, settings.threads, settings.device
+    name, device = settings.name, settings.device
     task.precision = settings.precision
+    run = RunSteps(settings, task, federation, local, seed, cohort, rounds)
     x, y = _two_samples(federation, device)
     if name not in (*ENGINES, "auto"):
         raise ConfigError(f"engine = {name!r}: known engines are auto, {', '.join(ENGINES)}")
     with torch_threads(1):  # on a busy machine, threads that wait for each other take seconds
         task.check(x, y)
-        why_not = task.unstackable(some_samples(federation, device), y) if name in ("stacked", "threaded") else None
+    why_not = run.why_not() if name in ("stacked", "threaded") else None
     if why_not is not None:
         raise ModelError(
             f"{type(task.template).__name__} cannot run on the {name} engine ({why_not}): use engine = 'loop'"
         )
     if name == "auto":
-        tried = trials(settings, task, federation, local, seed, cohort, rounds)
-        best = tried.fastest()
-        choice = Choice(best.name, best.threads, tried.reason())
+        choice = choose(run)
     else:
-        choice = Choice(name, ENGINES[name].default_threads if threads is None else threads, "asked for")
-    engine = ENGINES[choice.engine](task, federation, local, seed, memory, choice.threads, device)
-    return engine, choice
+        threads = ENGINES[name].default_threads if settings.threads is None else settings.threads
+        choice = Choice(name, threads, "asked for")
+    return run.engine(choice.engine, choice.threads), choice
 
 
 def _two_samples(federation: Federation, device: str) -> tuple[Inputs, Tensor]:
@@ -96,67 +88,72 @@ def _two_samples(federation: Federation, device: str) -> tuple[Inputs, Tensor]:
     return each_input(lambda part: part[which].to(device), federation.x), y[which].to(device)
 
 
-def some_samples(federation: Federation, device: str) -> Inputs:
-    """A few that differ, from all over the data: what mixes samples is seen where they do."""
-    at = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, 9).astype(np.int64)))
-    return each_input(lambda part: part.index_select(0, at).to(device), federation.x)
+def choose(run: RunSteps, clock: Clock | None = None) -> Choice:
+    """The engine and number of threads for a run: remembered, predicted from shapes, or timed, in this order."""
+    known = _remembered(run)
+    if known is not None:
+        return known
+    clock = clock or Clock(waits=run.settings.device != "cpu")
+    tried = Trials([], len(run.clients), run.total, clock)  # what follows counts for the budget
+    shapes = run.shapes()
+    left_out = {name: why for name in run.names if (why := _untimed(run, shapes, name))}
+    left = [name for name in run.names if name not in left_out]
+    words = "".join(f"; {engine} with {threads} threads: {why}" for (engine, threads), why in left_out.items())
+    short = _too_short(run, shapes, left)
+    if len(left) == 1 or short:
+        engine, threads = shapes.best(left)
+        return Choice(engine, threads, f"{engine} with {threads} threads: by shapes{short}{words}")
+    tried.candidates, tried.estimate = [run.candidate(*name) for name in left], shapes.loop
+    best = tried.fastest()
+    choice = Choice(best.name, best.threads, tried.reason() + words)
+    if not tried.disturbed:
+        keep_note("engine", _key(run), asdict(choice) | {"steps": None if tried.whole else run.total})
+    return choice
 
 
-def trials(
-    settings: EngineSettings, task: Task, federation: Federation, local: Local, seed: int, cohort: int = 16,
-    rounds: int = 0,
-) -> Trials:  # fmt: skip
-    """Every engine and number of threads that this machine offers, ready to be tried on steps of SGD."""
-    memory, threads, device = settings.memory, settings.threads, settings.device
-    sizes = federation.sizes("train")
-    # Clients of middling size stand for all; a few are enough to see what stacking brings.
-    by_size = np.argsort(sizes, kind="stable")
-    clients = min(len(by_size), max(1, cohort), 32)
-    chosen = by_size[max(0, len(by_size) // 2 - clients // 2) :][:clients].astype(np.int64)
-    sent = Sent({"theta": task.theta0.to(device)})
-
-    @cache
-    def why_not() -> str | None:
-        with torch_threads(1):
-            return task.unstackable(some_samples(federation, device), federation.y[:2].to(device))
-
-    def stack() -> None:
-        if why_not() is not None:
-            raise Unfit(f"the model does not stack: {why_not()}")
-
-    def preparation(gradient: float) -> float:
-        """Processor seconds, where the gradient of a client takes so many."""
-        samples = some_samples(federation, device)
-        if not task.knows_way(samples):
-            return TRIAL_GRADIENTS * gradient
-        return VMAP_SECONDS if task.way(samples).way == "mapped" and VMAP_NEEDS not in sys.modules else 0.0
-
-    def candidate(name: str, count: int) -> Candidate:
-        engine = ENGINES[name](task, federation, local, seed, memory, count, device)
-
-        def run(clients: int, steps: int, check: Check) -> None:
-            ids = np.sort(chosen[(len(chosen) - clients) // 2 :][:clients])
-            with torch_threads(count):
-                engine.run(Work(_Trial(steps, check=check), 1, "probe", ids, {}, sent))
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize()
-
-        return Candidate(name, count, run) if name == "loop" else Candidate(name, count, run, stack, preparation)
-
-    names = [("loop", 1), ("stacked", 1), ("threaded", cores()), ("stacked", cores()), ("loop", cores())]
-    if threads is not None:
-        names = [("loop", threads), ("stacked", threads), ("threaded", threads)]
-    possible = [(n, k) for n, k in dict.fromkeys(names) if n != "threaded" or (k > 1 and device == "cpu")]
-    run_steps = rounds * cohort * float(local.default_steps(sizes).mean())
-    return Trials([candidate(*one) for one in possible], clients, run_steps)
+def _untimed(run: RunSteps, shapes: Shapes, name: Name) -> str | None:
+    """Why a candidate need not be timed; how many threads there are is no question where that is asked for."""
+    engine, threads = name
+    if run.settings.device != "cpu":  # what is predicted was measured on processors
+        return None
+    return shapes.untimed(engine, threads if run.settings.threads is None else 1)
 
 
-@dataclass(frozen=True)
-class _Trial(FineTune):
-    """Steps of SGD that ask before each whether to go on."""
+def _too_short(run: RunSteps, shapes: Shapes, names: list[Name]) -> str:
+    """Why the run cannot wait for a contest, or nothing: the first step of each candidate must be within the budget."""
+    unknown = 0 if shapes.stacks is not None or {name for name, _ in names} == {"loop"} else TRIAL_GRADIENTS
+    if run.affords(1 + unknown + UNKNOWN * sum(threads for _, threads in names[1:]), shapes.loop):
+        return ""
+    return (
+        f", a run of {run.total:.0f} steps is too short to try" if run.rounds else ", a step may take too long to try"
+    )
 
-    check: Check = field(kw_only=True)
 
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        self.check()
-        return super().step(carry, sent, grad, ctx)
+# --- what is remembered ------------------------------------------------------------------------------------------
+
+
+def _remembered(run: RunSteps) -> Choice | None:
+    """The choice of an earlier run like this one, unless it was made in haste and this one has twice the time."""
+    found = note("engine", _key(run))
+    engine, threads, reason, steps = (found.get(name) for name in ("engine", "threads", "reason", "steps"))
+    if (engine, threads) not in run.names or not isinstance(reason, str):
+        return None
+    if isinstance(steps, int | float) and (not run.rounds or 2 * steps < run.total):
+        return None
+    if engine != "loop" and run.why_not() is not None:  # layers are the same, but the code between them is not
+        return None
+    return Choice(engine, threads, f"as in an earlier run: {reason}")
+
+
+def _key(run: RunSteps) -> dict[str, Any]:
+    """The model, the shape of the data, and the machine."""
+    task, settings, data = run.task, run.settings, run.federation
+    return {
+        "version": VERSION,
+        "module": [type(task.template).__qualname__, str(task.template)],
+        "parameters": [[name, list(p.shape), p.requires_grad] for name, p in task.template.named_parameters()],
+        "data": [str(shape_of(data.x)), str(dtype_of(data.x)), list(data.y.shape[1:])],
+        "step": [len(run.clients), min(run.cohort, len(data)), run.samples, run.local.optimizer],
+        "engine": [settings.memory, settings.threads, settings.device, settings.precision],
+        "machine": [processor(), cores(), torch.__version__, __version__],
+    }  # fmt: skip

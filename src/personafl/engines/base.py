@@ -72,10 +72,7 @@ class Engine(ABC):
     def run(self, work: Work) -> Result:
         """Run a program for all of its clients."""
         with torch.no_grad():
-            work = expand_copies(work)
-            results = [self._run_chunk(part) for part in self._chunks(work)]
-            result = results[0] if len(results) == 1 else concatenate(results)
-            return self._pick(work, result)
+            return concatenate([self._one_chunk(part) for part in self._chunks(work)])
 
     def map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         """Apply a function of (own, sent), written for one client, to each of `count` rows."""
@@ -195,7 +192,7 @@ class Engine(ABC):
             "steps": self.local.default_steps(samples),
             "samples": samples,
             "batch_size": size,
-            "copy": np.arange(len(work.ids)) % copies(work.program),
+            "copy": np.zeros(len(work.ids), np.int64) if work.copy is None else work.copy,
         }
         return {name: torch.from_numpy(np.ascontiguousarray(c)).to(self.device) for name, c in columns.items()}
 
@@ -280,31 +277,25 @@ class Engine(ABC):
             batch = max(batch, int(sizes.max(initial=1)))
         state = sum(v[:1].numel() for v in (*work.own.values(), *work.sent.each.values()))
         vectors = 6 + (0 if self.local.optimizer == "sgd" else 2) + state // max(self.task.size, 1)
-        count = self._chunk_size(self._bytes_per_client(batch, vectors))
-        # A client's copies stay together, so that one of them can be picked.
-        together = copies(work.program)
-        count = max(count // together, 1) * together
+        vectors += 2 * isinstance(work.program, SideBySide)  # what copies send up is there until one is picked
+        rows = copies(work.program) if work.copy is None else 1
+        count = self._chunk_size(rows * self._bytes_per_client(batch, vectors))
         if count >= len(work.ids):
             yield work
             return
         for i in range(0, len(work.ids), count):
-            rows = slice(i, i + count)
-            yield Work(
-                work.program,
-                work.round,
-                work.purpose,
-                work.ids[rows],
-                {name: v[rows] for name, v in work.own.items()},
-                Sent(work.sent.shared, {name: v[rows] for name, v in work.sent.each.items()}),
-            )
+            yield work.rows(slice(i, i + count))
+
+    def _one_chunk(self, work: Work) -> Result:
+        """Clients that fit in memory with all of their copies, or one of whom only some copies do."""
+        if not isinstance(work.program, SideBySide):
+            return self._run_chunk(work)
+        return self._pick(work, concatenate([self._run_chunk(part) for part in self._chunks(expand_copies(work))]))
 
     def _pick(self, work: Work, result: Result) -> Result:
-        program = work.program
-        if not isinstance(program, SideBySide):
-            return result
-        many = program.copies
-        own = each(lambda value: value[::many], work.own)
+        program, many = work.program, copies(work.program)
+        assert isinstance(program, SideBySide)
         up = each(lambda value: torch.unflatten(value, 0, (-1, many)), result.up)
-        picked = self._map(program.pick, own, Sent({}, up), len(work.ids) // many)
+        picked = self._map(program.pick, work.own, Sent({}, up), len(work.ids))
         # All copies were trained, whichever is picked.
         return Result(picked, {}, result.steps[::many], torch.unflatten(result.gradients, 0, (-1, many)).sum(1))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,16 @@ import torch
 def cores() -> int:
     """The processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def processor() -> str:
+    """What the processor is called."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @cache

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 BEHIND = 1.5
 """Who takes this many times as long as the fastest is stopped: it is more than the noise of a busy machine."""
-LEAST, SHARE = 2.0, 0.05
-"""The budget: seconds of processor time, or this share of the run, whichever is more."""
+SHARE, MOST, FEW_STEPS = 0.05, 2.0, 40
+"""The budget of processor time: this share of the run, but never more than so many seconds. Where a client's step is so
+slow that nothing could be seen in that time, never more than so many steps."""
 GROWTH, LAST_STEPS = 4, 3
 """A trial has so many times the clients of the one before; the last one has all clients and several steps."""
 REPEATS, LITTLE = 10, 0.02
@@ -23,7 +24,7 @@ REPEATS, LITTLE = 10, 0.02
 EQUAL, MANY = 1.1, 16
 """Where nobody takes this many times as long as the fastest, with so many clients, no more is to be found out."""
 UNKNOWN = 3.0
-"""What has not been tried is taken to cost this many times as much as what has."""
+"""What has not been tried is taken to cost this many times as much as what has, for each of its threads."""
 
 Check = Callable[[], None]
 Run = Callable[[int, int, Check], None]
@@ -40,10 +41,19 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Clock:
-    """People wait by the first, the budget counts by the second, with all threads of this process."""
+    """People wait by the first, the budget counts by the second, with all threads of this process.
+
+    A candidate of one thread is timed by the second too, which is the first on a machine that has nothing else to do;
+    unless it `waits` for a device.
+    """
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = time.process_time
+    waits: bool = False
+
+    def of(self, threads: int) -> Callable[[], float]:
+        """What a candidate with so many threads is timed by."""
+        return self.processor if threads == 1 and not self.waits else self.wall
 
 
 @dataclass(eq=False)
@@ -102,9 +112,18 @@ class Trials:
     clients
         How many clients there are to try with.
     run_steps
-        Steps that all clients take together in the run; the trials may cost `SHARE` of them.
+        Steps that all clients take together in the run, of which the trials may cost `SHARE`; 0 where nobody knows.
     clock : Clock, optional
         Another way to tell the time.
+    estimate
+        Processor seconds of a client's step, as long as none was seen.
+
+    Attributes
+    ----------
+    whole : bool
+        Whether there was budget for all that was to be seen.
+    disturbed : bool
+        Whether this process had to wait for others, so that another time may give another choice.
 
     Examples
     --------
@@ -125,11 +144,18 @@ class Trials:
     """
 
     def __init__(
-        self, candidates: Iterable[Candidate], clients: int, run_steps: float, clock: Clock | None = None
+        self,
+        candidates: Iterable[Candidate],
+        clients: int,
+        run_steps: float,
+        clock: Clock | None = None,
+        estimate: float = 0.0,
     ) -> None:
         self.candidates, self.clients, self.run_steps = list(candidates), clients, run_steps
-        self._clock = clock or Clock()
+        self._clock, self.estimate = clock or Clock(), estimate
         self._begun = self._clock.processor()
+        self._waited, self._worked, self._prepared = 0.0, 0.0, 0.0
+        self.whole = True
 
     def fastest(self) -> Candidate:
         """Try the candidates until one is left, nothing more can be learnt, or the budget is spent."""
@@ -141,10 +167,12 @@ class Trials:
                 if candidate.stopped:
                     continue
                 if not self._affordable(candidate, clients * steps):
+                    self.whole = False
                     if candidate.seen:
                         return self.leader
                     candidate.stopped = "not tried, it might take too long"
                 elif not self._try(candidate, clients, steps):
+                    self.whole = False
                     return self.leader
                 self._stop_who_is_behind(clients * steps)
             if clients >= MANY and all(self._rank(one) <= EQUAL * self._rank(self.leader) for one in self.alive):
@@ -175,8 +203,20 @@ class Trials:
     @property
     def budget(self) -> float:
         """Processor seconds that all trials may take, for a run by whoever seems to need the fewest."""
-        costs = [candidate.cost for candidate in self.candidates if candidate.seen]
-        return max(LEAST, SHARE * self.run_steps * min(costs, default=0.0))
+        return min(self._share, max(MOST, FEW_STEPS * self._cost) + self._prepared)
+
+    @property
+    def _cost(self) -> float:
+        return min((candidate.cost for candidate in self.candidates if candidate.seen), default=self.estimate)
+
+    @property
+    def _share(self) -> float:
+        return SHARE * self.run_steps * self._cost if self.run_steps else MOST
+
+    @property
+    def disturbed(self) -> bool:
+        """See the class: by the trials of one thread, which never wait for each other."""
+        return self._waited > BEHIND * self._worked
 
     def reason(self) -> str:
         """What was seen, in one line."""
@@ -195,8 +235,10 @@ class Trials:
 
     def _affordable(self, candidate: Candidate, steps: int) -> bool:
         if not candidate.seen:
+            first = UNKNOWN * candidate.threads * self.leader.cost
             before = candidate.preparation(self.leader.cost)
-            return self.spent + before + UNKNOWN * self.leader.cost <= self.budget
+            # What is prepared serves the whole run, so a long one may wait for it.
+            return self.spent + before + first <= (self._share if before else self.budget)
         return self.spent + candidate.cost * steps <= self.budget
 
     def _try(self, candidate: Candidate, clients: int, steps: int) -> bool:
@@ -207,38 +249,42 @@ class Trials:
             return self.spent <= self.budget
         begun = self.spent
         while len(times) < REPEATS:
-            wall, spent = self._clock.wall(), self.spent
+            now = self._clock.of(candidate.threads)
+            wall, begin, spent = self._clock.wall(), now(), self.spent
             try:
-                candidate.run(clients, steps, self._check(candidate, wall, steps))
+                candidate.run(clients, steps, self._check(candidate, begin, steps))
             except Stopped:
                 break
-            times.append(self._clock.wall() - wall)
+            times.append(now() - begin)
             cost = self.spent - spent
+            if candidate.threads == 1:
+                self._waited, self._worked = self._waited + self._clock.wall() - wall, self._worked + cost
             candidate.cost = cost / (clients * steps)
             # The very first time, much is prepared that later steps find: it counts only if there is no other.
             candidate.seen[clients, steps] = min(times[1:] if first and len(times) > 1 else times)
-            # As long as only one was seen, nobody knows what the run will cost.
-            little = LITTLE * (LEAST if first else self.budget) * (REPEATS if first and len(times) == 1 else 1)
+            little = LITTLE * self.budget * (REPEATS if first and len(times) == 1 else 1)
             if self.spent - begun + cost > min(little, self.budget - begun):
                 break
         return self.spent <= self.budget
 
     def _fit(self, candidate: Candidate) -> bool:
+        begun = self.spent
         try:
             candidate.prepare()
         except Unfit as why:
             candidate.stopped = str(why)
+        self._prepared += self.spent - begun
         return not candidate.stopped
 
     def _check(self, candidate: Candidate, begun: float, steps: int) -> Check:
         """What is asked before each step: whether this trial is over the budget, or behind beyond doubt."""
-        leader, spent, limit = self.leader, self.spent, float("inf")
+        leader, spent, limit, now = self.leader, self.spent, float("inf"), self._clock.of(candidate.threads)
         if candidate.seen and leader is not candidate:
             limit = BEHIND * steps * leader.most(self.clients)
 
         def check() -> None:
             # What took little may only have waited for its turn on a busy machine.
-            if self._clock.wall() - begun > limit and self.spent - spent > LITTLE * self.budget:
+            if now() - begun > limit and self.spent - spent > LITTLE * self.budget:
                 candidate.stopped = "clearly behind"
             if candidate.stopped or self.spent > self.budget:
                 raise Stopped

@@ -18,7 +18,10 @@ from personafl.states import Ints, State, each, joined
 
 @dataclass(frozen=True)
 class Work:
-    """A program to run for some clients: `own` has a row for each of `ids`, and so has `sent.each`."""
+    """A program to run for some clients: `own` has a row for each of `ids`, and so has `sent.each`.
+
+    Where a program trains models side by side for a client, each is a row, and `copy` has their numbers.
+    """
 
     program: Program
     round: int
@@ -26,6 +29,13 @@ class Work:
     ids: Ints
     own: State
     sent: Sent
+    copy: Ints | None = None
+
+    def rows(self, which: slice) -> Work:
+        """The same for some of the clients."""
+        own, sent = ({name: v[which] for name, v in state.items()} for state in (self.own, self.sent.each))
+        copy = None if self.copy is None else self.copy[which]
+        return Work(self.program, self.round, self.purpose, self.ids[which], own, Sent(self.sent.shared, sent), copy)
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,8 @@ def require_none(extra: State) -> None:
 
 def concatenate(results: list[Result]) -> Result:
     """One result of several, client after client."""
+    if len(results) == 1:
+        return results[0]
     return Result(
         joined([r.own for r in results]),
         joined([r.up for r in results]),
@@ -108,5 +120,5 @@ def expand_copies(work: Work) -> Work:
         return work
     many = work.program.copies
     own, sent = (each(lambda v: v.repeat_interleave(many, 0), state) for state in (work.own, work.sent.each))
-    ids = np.repeat(work.ids, many)
-    return Work(work.program, work.round, work.purpose, ids, own, Sent(work.sent.shared, sent))
+    ids, copy = np.repeat(work.ids, many), np.tile(np.arange(many), len(work.ids))
+    return Work(work.program, work.round, work.purpose, ids, own, Sent(work.sent.shared, sent), copy)

@@ -24,6 +24,7 @@ from personafl.kernels.randomness import keyed_draws, line_that_draws, other_gen
 from personafl.kernels.stacked_model import LOW, Move, low_types, move_constants, moves
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.vector import ParameterVector
+from personafl.kernels.work_size import WorkSize, pass_size
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
 
 LOSSES: dict[str, type[LearningTask]] = {"cross_entropy": Classification, "mse": Regression}
@@ -60,7 +61,7 @@ class ClientTask(ParameterVector):
         types = [torch.float32, *(p.dtype for p in module.parameters() if not p.requires_grad)]
         self.rounding: float = max(torch.finfo(kind).eps for kind in types if kind.is_floating_point)
         self.couples_samples = couples_samples(self.objective) or goes_by_batch(module)
-        self._activations: int | None = None
+        self._size: WorkSize | None = None
         self._feature_layer = ""
         self._with_features: Self | None = None
         self._device = torch.device("cpu")
@@ -191,20 +192,15 @@ class ClientTask(ParameterVector):
 
     def activation_size(self, x: Inputs) -> int:
         """How many numbers the model's layers put out for one sample, to plan memory by."""
-        if self._activations is None:
-            outputs: list[int] = []
+        return self.work_size(x).outputs
 
-            def count(module: nn.Module, inputs: Any, output: Any) -> None:
-                each = getattr(module, "inner_outputs", 1)
-                outputs.append(each * output.numel() if isinstance(output, Tensor) else 0)
-
-            hooks = [m.register_forward_hook(count) for m in self._inference.modules()]
+    def work_size(self, x: Inputs) -> WorkSize:
+        """How much the model computes for one sample, the first of `x`."""
+        if self._size is None:
+            theta = self.theta0.to(tensors(x)[0].device)
             with torch.no_grad():
-                self.predict(self.theta0.to(tensors(x)[0].device), some(x, slice(1)))
-            for hook in hooks:
-                hook.remove()
-            self._activations = sum(outputs)
-        return self._activations
+                self._size = pass_size(self._inference, lambda: self.predict(theta, some(x, slice(1))))
+        return self._size
 
     def _forward(
         self, module: nn.Module, params: dict[str, Tensor], x: Inputs, key: Tensor | None, weight: Tensor | None,

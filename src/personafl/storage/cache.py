@@ -17,7 +17,8 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.files import sync
+from personafl.errors import RunError
+from personafl.files import sync, write_text
 
 log = logging.getLogger("personafl")
 
@@ -113,6 +114,36 @@ def entries(name: str, settings: Mapping[str, Any]) -> list[tuple[Path, Arrays]]
     """What `scattered` keeps under these settings: folders with their arrays "x" and "marks"."""
     found = sorted((cache_dir() / "prepared").glob(f"{name}-{_digest([], settings)}-*"))
     return [(folder, arrays) for folder in found if (arrays := _load(folder)) is not None]
+
+
+def note(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `keep_note` has kept under these settings; nothing where that is damaged or not there."""
+    try:
+        found = json.loads(_note(name, settings).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def keep_note(name: str, settings: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+    """Keep a few values, in terms of JSON, that were found out under these settings, in terms of JSON.
+
+    Examples
+    --------
+    >>> keep_note("answers", {"version": 1, "question": "6 · 7"}, {"answer": 42})
+    >>> note("answers", {"version": 1, "question": "6 · 7"}), note("answers", {"version": 2})
+    ({'answer': 42}, {})
+    """
+    place = _note(name, settings)
+    try:
+        place.parent.mkdir(0o700, parents=True, exist_ok=True)
+        write_text(place, json.dumps(dict(value)))
+    except (OSError, RunError) as error:  # a cache that is full or cannot be written only costs time
+        log.info("%s is not kept in the cache: %s", name, error)
+
+
+def _note(name: str, settings: Mapping[str, Any]) -> Path:
+    return cache_dir() / "notes" / f"{name}-{_digest([], settings)}.json"
 
 
 def forget(folder: Path) -> None:

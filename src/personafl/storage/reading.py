@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
@@ -25,11 +26,12 @@ from personafl.storage.unpacked import parquet_table
 if TYPE_CHECKING:  # torch, which whoever only looks at tables does not need
     from personafl.states import State
 
-MOST_TOML = 16 << 20
+MOST_TOML = 4 << 20
 MOST_JSON = 1 << 30
 """Bytes of a file, beyond which it is not read."""
 MOST_DEPTH = 32
 """Tables within tables."""
+_LONG_KEY = re.compile(r"(?:[\w\"'\- \t]{0,100}\.){64}")
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException)
 
 
@@ -54,7 +56,10 @@ def existing(path: Path) -> Path:
 def read_toml(path: Path, kind: Any) -> dict[str, Any]:
     """A TOML file whose content is of a kind that `schemas` has."""
     with problems(path):
-        found = _shallow(tomllib.loads(content(path, MOST_TOML).decode("utf-8")))
+        text = content(path, MOST_TOML).decode("utf-8")
+        if _LONG_KEY.search(text):  # the time that tomllib takes grows with the square of its length
+            raise ValueError(f"it has tables within tables more than {MOST_DEPTH} deep")
+        found = _shallow(tomllib.loads(text))
     return checked(found, kind, path)  # type: ignore[no-any-return]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from personafl.algorithms.base import Algorithm
+from personafl.errors import ConfigError
 from personafl.training.privacy import Privacy
 from personafl.training.robust import Robust
 
@@ -10,10 +11,15 @@ from personafl.training.robust import Robust
 def check_combination(algorithm: Algorithm, privacy: Privacy | None = None, robust: Robust | None = None) -> None:
     """Raise a ConfigError, with the reason, where what clients or the server do to answers does not fit the algorithm.
 
-    Privacy and robust rules go together: clients add noise, the server sees noisy answers one by one. What hides
-    single answers from the server does not go together with a robust rule.
+    Noise of clients and robust rules go together: the server sees noisy answers one by one. What hides single answers
+    from the server does not, nor does noise that is scaled for a mean.
     """
     if privacy is not None:
         privacy.check(algorithm)
     if robust is not None:
         robust.check(algorithm)
+    if privacy is not None and robust is not None and privacy.noise_at == "server":
+        raise ConfigError(
+            'privacy.noise_at = "server" is noise for a mean, and [robust] puts something else in its place: take '
+            'noise_at = "clients", or leave out [robust]'
+        )

@@ -22,7 +22,7 @@ from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.algorithms.extras import sent_for_evaluation, server_report
 from personafl.algorithms.removal import without_clients
 from personafl.engines.machine import torch_threads
-from personafl.errors import ConfigError, RunError, TrainingFailed
+from personafl.errors import RunError, TrainingFailed
 from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
@@ -83,11 +83,6 @@ class Runner:
         privacy = self.clients.privacy
         if privacy is None or privacy.noise_at == "clients":
             return None
-        if self.robust is not None:
-            raise ConfigError(
-                'privacy.noise_at = "server" is noise for a mean, and [robust] puts something else in its place: take '
-                'noise_at = "clients", or leave out [robust]'
-            )
         cohort = self.schedule.cohort_size(count) if self.clients.secret_cohorts else None
         return ServerNoise(privacy, self.algorithm.uplink, self.clients.server_noise, cohort, np.zeros(count))
 

@@ -246,3 +246,28 @@ def test_the_record_has_who_came_and_went(clinics, tmp_path, quiet):
     rotate_server(clinics)
     lines = (clinics / "operator" / "record.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["accepted", "revoked", "rotated"]
+
+
+# --- a rehearsal
+
+
+def test_the_policy_of_a_rehearsal_allows_its_run_and_no_other(clinics, tmp_path):
+    import tomli_w
+
+    from personafl.backends.deploy.rehearsal_policy import allowing
+    from personafl.backends.flower.policy import check_order, read_policy
+    from tests.backends.flower.asking import Operator
+
+    (tmp_path / "policy.toml").write_text(tomli_w.dumps(allowing(clinics / "federation.toml")))
+    policy, ann = read_policy(tmp_path / "policy.toml"), Operator(tmp_path)
+
+    def asked_for(**job):
+        from personafl.algorithms import Sent
+        from personafl.backends.flower.job import Order
+
+        check_order(policy, "ann", Order(ann.job(**job), 1, 0, 0, Sent({})), [], True)
+
+    asked_for(algorithm="ditto", model="mlp")
+    for other in ({"algorithm": "fedavg", "model": "mlp"}, {"algorithm": "ditto", "model": "mclr"}):
+        with pytest.raises(ConfigError, match=r"its policy allows the"):
+            asked_for(**other)

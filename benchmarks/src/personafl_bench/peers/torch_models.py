@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import networks
 import protocol
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,17 @@ class Lstm(nn.Module):
 def build(job: protocol.Given) -> nn.Module:
     """The model with the job's initial weights."""
     model = _module(**job.settings["model"])
-    nn.utils.vector_to_parameters(torch.from_numpy(job.theta0.copy()), model.parameters())
+    nn.utils.vector_to_parameters(torch.from_numpy(job.theta0.copy()), trained(model))
     return model
 
 
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def vector(model: nn.Module) -> Any:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    return nn.utils.parameters_to_vector(trained(model)).detach().numpy()
 
 
 given = lru_cache(protocol.Given.load)
@@ -60,6 +66,8 @@ class Batches:
 
 
 def _module(kind: str, **sizes: Any) -> nn.Module:
+    if kind in networks.NETWORKS:
+        return networks.build(kind, **sizes)
     if kind == "lstm":
         return Lstm(**sizes)
     if kind == "cnn":

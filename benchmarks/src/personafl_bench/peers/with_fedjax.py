@@ -58,7 +58,10 @@ def unflatten(vector, shapes):
 
 def model(kind, **sizes):
     """The shapes of a model's parameters, and the function that applies it."""
-    return {"mlp": mlp, "cnn": cnn, "lstm": lstm}[kind](**sizes)
+    known = {"mlp": mlp, "cnn": cnn, "lstm": lstm}
+    if kind not in known:
+        raise SystemExit(f"the network {kind!r} is written in torch")
+    return known[kind](**sizes)
 
 
 def mlp(widths):

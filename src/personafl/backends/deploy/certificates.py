@@ -77,7 +77,8 @@ def make_request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
     ('north', 'secp384r1')
     """
     request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA384())
-    return request.public_bytes(serialization.Encoding.PEM)
+    pem: bytes = request.public_bytes(serialization.Encoding.PEM)
+    return pem
 
 
 def read_request(data: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
@@ -116,7 +117,8 @@ def _issue(
     )
     for extension in more:
         builder = builder.add_extension(extension, critical=False)
-    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    pem: bytes = builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    return pem
 
 
 def _builder(

@@ -31,7 +31,7 @@ def make_key(name: str) -> tuple[bytes, bytes]:
 
 def public_line(key: ec.EllipticCurvePublicKey, name: str) -> bytes:
     """A public key as `ssh-keygen` writes it, with a name behind it."""
-    public = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public: bytes = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return public + b" " + name.encode() + b"\n"
 
 

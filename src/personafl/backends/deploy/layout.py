@@ -120,7 +120,7 @@ class Material:
         server_key, server = issue_server(authority_key, authority, [host, "localhost", "127.0.0.1", "::1"])
         keys = {name: make_key(name) for name in (() if by_request else layout.sites)}
         certificates = {
-            name: issue_site(authority_key, authority, name, load_ssh_public_key(public))  # type: ignore[arg-type]
+            name: issue_site(authority_key, authority, name, load_ssh_public_key(public))
             for name, (_, public) in keys.items()
         }
         return cls(authority, server_key, server, keys, make_key("orders"), authority_key, certificates)

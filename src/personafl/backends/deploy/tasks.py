@@ -57,7 +57,8 @@ def prepare(folder: Path) -> None:
     pem = serialization.Encoding.PEM
 
     def plain(key: ec.EllipticCurvePrivateKey) -> bytes:
-        return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        written: bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return written
 
     node = serialization.load_ssh_private_key((folder.parent / "node.key").read_bytes(), None)
     assert isinstance(node, ec.EllipticCurvePrivateKey)
@@ -80,11 +81,12 @@ def join(folder: Path, arguments: list[str]) -> None:
     make = ProtobufClient.__init__
 
     def with_certificate(self: ProtobufClient, base_url: str, **settings: object) -> None:
-        if isinstance(settings.get("verify"), ssl.SSLContext):
-            settings["verify"].load_cert_chain(folder.parent / "node.crt", folder / "node.pem")  # type: ignore[attr-defined]
-        make(self, base_url, **settings)  # type: ignore[arg-type]
+        verify = settings.get("verify")
+        if isinstance(verify, ssl.SSLContext):
+            verify.load_cert_chain(folder.parent / "node.crt", folder / "node.pem")
+        make(self, base_url, **settings)
 
-    ProtobufClient.__init__ = with_certificate  # type: ignore[method-assign, assignment]
+    ProtobufClient.__init__ = with_certificate
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
@@ -126,8 +128,8 @@ def do(folder: Path, port: int, parent: int) -> None:
     from flwr.supernode.runtime import run_clientapp as flower
 
     # What the operator's app holds is not looked at: an order says by names what is done, and the site's policy which.
-    flower.install_from_fab = lambda *app, **settings: None  # type: ignore[assignment]
-    flower.get_load_client_app_fn = lambda **settings: _installed_app  # type: ignore[assignment]
+    flower.install_from_fab = lambda *app, **settings: None
+    flower.get_load_client_app_fn = lambda **settings: _installed_app
     if token := sys.stdin.readline().strip():
         flower.run_clientapp(f"{HOST}:{port}", token, False, (folder / "crt").read_bytes(), parent)
 

@@ -39,11 +39,13 @@ def released(site: Site, kind: str, order: RecordDict, work: Callable[[], Record
 
 def check_leaving(site: Site, answer: RecordDict) -> None:
     """Refuse, at the last moment, arrays that may not leave, whatever made them."""
-    allowed = None if site.policy is None else site.policy.outgoing
-    for name, record in answer.items() if allowed is not None else ():
+    if site.policy is None or site.policy.outgoing is None:
+        return
+    for name, record in answer.items():
         if isinstance(record, ArrayRecord):
             sizes = {key: max(len(array.data) - HEADER, 0) for key, array in record.items()}
-            check_outgoing(dict.fromkeys(sizes, 8) if name == METRICS else allowed, site.settings.id, sizes)
+            allowed = dict.fromkeys(sizes, 8) if name == METRICS else site.policy.outgoing
+            check_outgoing(allowed, site.settings.id, sizes)
 
 
 def _asked(kind: str, order: RecordDict) -> dict[str, Any]:

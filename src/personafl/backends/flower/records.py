@@ -94,4 +94,4 @@ def _arrays(answer: RecordDict, name: str) -> dict[str, Any]:
     try:
         return arrays(unpack(answer, name))
     except DataError:  # nothing that a server would take
-        return {key: {"bytes": len(array.data)} for key, array in answer[name].items()}  # type: ignore[union-attr]
+        return {key: {"bytes": len(array.data)} for key, array in answer[name].items()}
