@@ -88,6 +88,8 @@ class _Privacy(BaseModel):
     clip: Number
     noise: Number
     delta: Number | None = None
+    noise_at: str = "clients"
+    unit: str = "client"
 
 
 class BegunManifest(BaseModel):

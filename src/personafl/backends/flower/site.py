@@ -201,10 +201,10 @@ class Site:
         privacy = job.make_privacy()
         own_noise = noise_that_counts(here, privacy, order.together)
         if here.least_noise > own_noise:
-            at_server = ", and noise at the server" if privacy is not None and privacy.noise_at == "server" else ""
+            at_server = " at the sites" if privacy is not None and privacy.noise_at == "server" else ""
             raise ConfigError(
-                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g} that it adds itself, "
-                f"this run has {own_noise:g}{at_server}"
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
+                f"{own_noise:g}{at_server}"
             )
         if privacy is not None:
             refuse_per_sample(privacy)
