@@ -47,7 +47,10 @@ test: lint ## lint, types, the tests and the examples in docstrings
 	@sh scripts/nginx.sh
 	@$(MAKE) --no-print-directory -j 2 types tests
 
+# What three processes are about to import is compiled once, before they start.
 tests: install
+	@$(PY) -m compileall -q src papers/src benchmarks/src
+	@$(PY) -c "import pyarrow, scipy.stats, sklearn, torch"
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: install ## the tests that take minutes

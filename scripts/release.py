@@ -4,9 +4,11 @@
 
 In order: source archives and wheels, each wheel from its archive; twine and check-wheel-contents; a new
 environment in a temporary folder with torch and the wheels, where the demo and the Python of the README run;
-a list of what was installed there (SBOM, CycloneDX); SHA256SUMS. Nothing is uploaded.
+a list of what was installed there (SBOM, CycloneDX), which is compared with known holes (pip-audit); SHA256SUMS.
+Nothing is uploaded.
 """
 
+import json
 import os
 import re
 import shutil
@@ -41,6 +43,7 @@ def main(torch: str) -> None:
         run(
             tools / "cyclonedx-py", "environment", "--output-reproducible", "-o", DIST / "sbom.cdx.json", new / "python"
         )
+        audit(tools, run(new / "pip", "freeze", "--exclude", "personafl", quiet=True), Path(folder))
     names = sorted(path.name for path in DIST.iterdir())
     sums = [f"{sha256((DIST / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
     (DIST / "SHA256SUMS").write_text("".join(sums), "utf-8")
@@ -78,6 +81,34 @@ def try_out(folder: Path, torch: str, wheels: list[Path]) -> Path:
     (work / "example.py").write_text(GIVEN + example(), "utf-8")
     run(new / "python", "-I", "example.py", cwd=work)
     return new
+
+
+def audit(tools: Path, installed: str, folder: Path) -> None:
+    """End where a package that was installed has a known hole; without the index of advisories, say so and go on."""
+    pinned = [line for line in installed.splitlines() if "==" in line]  # not our own wheels, of which nobody knows yet
+    (listed := folder / "installed.txt").write_text("\n".join(pinned) + "\n", "utf-8")
+    command = [
+        tools / "pip-audit",
+        "--disable-pip",
+        "--no-deps",
+        "--progress-spinner",
+        "off",
+        "-f",
+        "json",
+        "-r",
+        listed,
+    ]
+    done = subprocess.run([str(part) for part in command], text=True, capture_output=True, stdin=subprocess.DEVNULL)
+    try:
+        looked = [package for package in json.loads(done.stdout)["dependencies"] if "skip_reason" not in package]
+    except (ValueError, KeyError):
+        looked = []
+    if not looked:  # a package that it cannot find counts as no hole for pip-audit
+        return say("pip-audit: could not look, the index of advisories was not reached")
+    holes = [f"{package['name']} {hole['id']}" for package in looked for hole in package.get("vulns", [])]
+    if holes:
+        raise SystemExit(f"release: known holes: {', '.join(holes)}; raise the floors in pyproject.toml")
+    say(f"pip-audit: no known hole in {len(looked)} of {len(pinned)} packages")
 
 
 def example() -> str:

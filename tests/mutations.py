@@ -44,20 +44,26 @@ class Mutation:
     original: str
     mutated: str
     breaks: str
+    folder: str = "algorithms"
+
+    @property
+    def path(self) -> Path:
+        """The file, in the package."""
+        return Path(self.folder) / f"{self.file}.py"
 
     @property
     def test(self) -> str:
         """The test files, parted by a space: test_NAME.py and, where there is one, test_NAME_edges.py, for the name of
         the file; or of the algorithm, where the file is shared by several and has no test of its own."""
         for name in (self.file, self.algorithm.replace("-", "_")):
-            files = [f"tests/algorithms/test_{name}.py", f"tests/algorithms/test_{name}_edges.py"]
+            files = [f"tests/{self.folder}/test_{name}.py", f"tests/{self.folder}/test_{name}_edges.py"]
             if found := [file for file in files if (ROOT / file).exists()]:
                 return " ".join(found)
-        raise ValueError(f"{self.algorithm} has no tests/algorithms/test_{self.file}.py")
+        raise ValueError(f"{self.algorithm} has no tests/{self.folder}/test_{self.file}.py")
 
 
-def _of(algorithm: str, file: str, *rows: tuple[str, str, str]) -> list[Mutation]:
-    return [Mutation(algorithm, file, original, mutated, breaks) for breaks, original, mutated in rows]
+def _of(algorithm: str, file: str, *rows: tuple[str, str, str], folder: str = "algorithms") -> list[Mutation]:
+    return [Mutation(algorithm, file, original, mutated, breaks, folder) for breaks, original, mutated in rows]
 
 
 AWAITED: set[str] = set()  # algorithms whose oracles, and so whose mutations, are still to come
@@ -500,8 +506,8 @@ MUTATIONS: list[Mutation] = [
         ("posterior: exact becomes the paper's", "S / (1 + sigma0_2 * S)", "S"),
         ("variance: wrong factor", "(t - 1) / t.square() * apart", "1 / t * apart"),
         ("weights: σ_m² dropped", "weights = 1 / (sigma0_2 + sigma2) if", "weights = 1 / (sigma0_2 + 0 * sigma2) if"),
-        ("σ0²: around the old global model", "(theta - theta.mean(0)).square()",
-         '(theta - server["theta"]).square()'),
+        ("σ0²: around nothing", '(uploads["theta"] - uploads.average(uploads["theta"])).square()',
+         'uploads["theta"].square()'),
         ("smoothing: dropped", 'torch.lerp(server["theta"], estimate, share)', "estimate"),
         ("σ_m² of the server: frozen", 'server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)',
          'server["sigma2"]'),
@@ -522,6 +528,39 @@ MUTATIONS: list[Mutation] = [
          'torch.where(sent["warm"] > 0, self.extra_steps, self.extra_steps)'),
     ),
 ]  # fmt: skip
+RULES = [
+    *_of(
+        "robust rules", "robust_rules",
+        ("clip: the longest for the median", "norms.double().median()", "norms.double().max()"),
+        ("clip: short updates are stretched", "torch.where(norms > most, most / norms.double(), 1.0)",
+         "most / norms.double()"),
+        ("median: without weights", "lower = (upto < 0.5 - TIE)", "lower = (upto < 0.7 - TIE)"),
+        ("median: the lower of two", "upper = (upto <= 0.5 + TIE)", "upper = (upto < 0.5 - TIE)"),
+        ("trimmed mean: one end only", "upto.clamp(max=1 - trim)", "upto"),
+        ("trimmed mean: the other end only", "(upto - each).clamp(min=trim)", "(upto - each)"),
+        ("Krum: too many neighbours", "count - attackers - 2", "count - 1"),
+        ("Krum: oneself as a neighbour", "apart.fill_diagonal_(torch.inf)", "apart.fill_diagonal_(0.0)"),
+        ("Krum: the furthest", "nearest.sum(1).argsort(stable=True)", "(-nearest.sum(1)).argsort(stable=True)"),
+        ("geometric median: without weights", "pull = torch.where(there, weights / distance, 0.0)",
+         "pull = torch.where(there, 1 / distance, 0.0)"),
+        ("geometric median: squared distances", "products @ share + place).clamp(min=0).sqrt()",
+         "products @ share + place).clamp(min=0)"),
+        ("geometric median: no row is the best", "best = force <= own * (1 + 1e-9)", "best = force < -own"),
+        ("rows are not centred", "block.double() - block.double().median(0).values", "block.double()"),
+        folder="training",
+    ),
+    *_of(
+        "robust", "robust",
+        ("clip: towards 0", "before[long].double() + shrunk[long, None]", "shrunk[long, None]"),
+        ("Krum: one too few", 'many = count - f if self.rule == "multi-krum" else 1',
+         'many = count - f - 1 if self.rule == "multi-krum" else 1'),
+        ("weights: not bounded", "replace(uploads, factor=self.max_weight_factor)", "replace(uploads)"),
+        ("trimmed mean: always a fifth", "trim=self.attackers", "trim=0.2"),
+        ("rules do nothing", "replace(uploads, rule=self.stand_in())", "uploads"),
+        folder="training",
+    ),
+]  # fmt: skip
+"""Of robust aggregation, which is no algorithm."""
 
 
 @dataclass(frozen=True)
@@ -546,7 +585,7 @@ def run_tests(test: str, source: Path, mutation: Mutation | None = None) -> Outc
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shutil.copytree(source / "personafl", Path(folder) / "personafl", ignore=shutil.ignore_patterns("__pycache__"))
         if mutation is not None:
-            file = Path(folder) / "personafl" / "algorithms" / f"{mutation.file}.py"
+            file = Path(folder) / "personafl" / mutation.path
             file.write_text(apply(file.read_text("utf-8"), mutation), "utf-8")
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line"]
@@ -563,7 +602,7 @@ def check(mutations: Iterable[Mutation], source: Path = SOURCE) -> tuple[dict[Mu
     """For each mutation the test that noticed it ("" if none did), and the test files that fail without any."""
     mutations = list(mutations)
     for mutation in mutations:
-        apply((source / "personafl" / "algorithms" / f"{mutation.file}.py").read_text("utf-8"), mutation)
+        apply((source / "personafl" / mutation.path).read_text("utf-8"), mutation)
     tests = sorted({mutation.test for mutation in mutations})
     with ThreadPoolExecutor(WORKERS) as pool:
         whole = dict(zip(tests, pool.map(lambda test: run_tests(test, source), tests), strict=True))
@@ -590,7 +629,7 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table for the docs")
     parser.add_argument("--source", type=Path, default=SOURCE, help="the folder that holds the package")
     options = parser.parse_args()
-    chosen = [m for m in MUTATIONS if not options.only or m.algorithm in options.only]
+    chosen = [m for m in (*MUTATIONS, *RULES) if not options.only or m.algorithm in options.only]
     caught, broken = check(chosen, options.source.resolve())
     print(table(caught, options.markdown))
     for test, outcome in broken.items():

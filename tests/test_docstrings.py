@@ -16,12 +16,16 @@ OVERRIDES = {"forward", "extra_repr", "emit", "handle", "do_GET"}
 
 
 def methods(node: ast.ClassDef) -> dict[str, bool]:
-    """The methods of a class, and whether each has a docstring; of a property, its getter counts."""
+    """The methods of a class, and whether each has a docstring; of a property, its getter counts, and no overload."""
     found: dict[str, bool] = {}
     for each in node.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not is_overload(each):
             found.setdefault(each.name, bool(ast.get_docstring(each)))
     return found
+
+
+def is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(base_name(each) == "overload" for each in node.decorator_list)
 
 
 def base_name(node: ast.expr) -> str:
@@ -67,6 +71,7 @@ def test_public_methods_are_documented():
         ("class A:\n def f(self): ...", ["here: A.f"]),
         ("class A:\n def f(self): 'Says it.'\nclass B(A):\n def f(self): ...", []),
         ("class A:\n def f(self): 'Says it.'\nclass B(A):\n def g(self): ...", ["here: B.g"]),
+        ("class A:\n @overload\n def f(self): ...\n def f(self): 'Says it.'", []),
         ("class _A:\n def f(self): ...\nclass B:\n def _f(self): ...", []),
     ],
 )  # fmt: skip

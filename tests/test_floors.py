@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     # ground
     "version", "errors", "signals", "streams", "plugins", "registry", "states", "inputs", "checks", "local_settings",
-    "settings", "files",
+    "settings", "files", "palette", "notebook",
     # what is trained: data, models, methods
     "storage", "pretrained", "federation", "data", "metrics", "tasks", "kernels", "models", "algorithms",
     # training

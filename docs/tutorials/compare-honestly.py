@@ -12,8 +12,6 @@
 # 4. As many comparisons as were made are accounted for (Holm).
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
 from torch import nn
 
 import personafl as pf
@@ -54,17 +52,20 @@ for row in found.significance():
 
 # %% [markdown]
 # ## The table
+#
+# A comparison shows itself; `found.table(frame="pandas")` gives all of its columns.
 
 # %%
-rows = sorted(found.table(), key=lambda row: row["accuracy"])
-labels = [row["label"] for row in rows]
-values = np.array([row["accuracy"] for row in rows])
-errors = np.array([row["accuracy_standard_error"] for row in rows])
-plt.figure(figsize=(7, 3))
-plt.errorbar(values, range(len(rows)), xerr=errors, fmt="o", capsize=3)
-plt.yticks(range(len(rows)), labels)
-plt.xlabel("accuracy on all test samples, mean and standard error over seeds")
-plt.grid(axis="x", alpha=0.3)
+found
+
+# %%
+found.plot.scores()
+
+# %% [markdown]
+# Which clients gain over training alone? Half of them are in the box, the triangle is their mean.
+
+# %%
+found.plot.gains()
 
 # %% [markdown]
 # `found.report("page.html")` writes all of it, with each client, as one page for a browser; `found.write()` the table

@@ -71,8 +71,14 @@ newcomer
 # %% [markdown]
 # ## Who gains?
 #
-# A dot for each client: above the line it is better off together. Small clients gain most, and there may be some that
-# lose: an average would not show them.
+# A bar for each client: above zero it is better off together. There may be some that lose: an average would not show
+# them. `run.plot` has more pictures, and `run.clients(frame="pandas")` the numbers as a frame.
+
+# %%
+together.plot.gains(alone)
+
+# %% [markdown]
+# A dot for each client: above the line it is better off together. Small clients gain most.
 
 # %%
 before, after = (run.clients().to_pydict() for run in (alone, together))

@@ -82,12 +82,15 @@ if TYPE_CHECKING:
     from personafl.kernels.task import Task
     from personafl.runs.run import Run, load, load_run
     from personafl.runs.trackers import MLflow, TensorBoard
+    from personafl.runs.weights_and_biases import WandB
     from personafl.settings import EngineSettings, Local, RaySettings, Schedule
     from personafl.states import State
+    from personafl.study.audit import audit
     from personafl.tasks import Metric
     from personafl.training.events import Listener
     from personafl.training.explain import Explanation, explain
     from personafl.training.privacy import Privacy
+    from personafl.training.robust import Robust
 
 _HOMES = {
     "algorithms": "AFL ALGORITHMS APFL About Algorithm CFL Context Ditto Each FML FedALA FedAMP FedAdagrad FedAdam "
@@ -104,12 +107,15 @@ _HOMES = {
     "kernels.task": "Task",
     "runs.run": "Run load load_run",
     "runs.trackers": "MLflow TensorBoard",
+    "runs.weights_and_biases": "WandB",
     "settings": "EngineSettings Local RaySettings Schedule",
     "states": "State",
+    "study.audit": "audit",
     "tasks": "Metric",
     "training.events": "Listener",
     "training.explain": "Explanation explain",
     "training.privacy": "Privacy",
+    "training.robust": "Robust",
 }
 _HOME = {name: f"personafl.{module}" for module, names in _HOMES.items() for name in names.split()}
 _MODULES = {
@@ -210,6 +216,7 @@ __all__ = [
     "Privacy",
     "Program",
     "RaySettings",
+    "Robust",
     "Run",
     "Schedule",
     "SelfFL",
@@ -221,7 +228,9 @@ __all__ = [
     "TensorBoard",
     "Uplink",
     "Uploads",
+    "WandB",
     "__version__",
+    "audit",
     "compare",
     "data",
     "explain",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from rich.console import Console
 from torch import nn
@@ -20,20 +20,32 @@ from personafl.federation import Federation
 from personafl.files import write_text
 from personafl.jobs import with_settings
 from personafl.kernels.task import Objective
+from personafl.notebook import card, lines
 from personafl.report.data import report_data
 from personafl.report.output import default_page, write_page
+from personafl.runs.frames import Frame, as_frame
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.study.judgement import Judgement, judge
 from personafl.study.launch import Launcher, StudyRuns, in_process, run_plan
 from personafl.study.module_plan import Algorithms, Subject, module_plan
 from personafl.study.plan import Plan
+from personafl.study.plots import ComparisonPlots
 from personafl.study.processes import Processes
 from personafl.study.progress import StudyProgress
-from personafl.study.tables import caption, csv_text, json_values, latex_text, sentences, terminal_tables
+from personafl.study.tables import (
+    caption,
+    csv_text,
+    json_values,
+    latex_text,
+    notebook_table,
+    sentences,
+    terminal_tables,
+)
 from personafl.tasks import LearningTask, Metric
 from personafl.training.arguments import check_federation, check_settings
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 
 def compare(
@@ -49,6 +61,7 @@ def compare(
     local: Local | None = None,
     engine: str | EngineSettings = "auto",
     privacy: Privacy | None = None,
+    robust: Robust | None = None,
     task: str | LearningTask | None = None,
     loss: str | Objective | None = None,
     metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
@@ -81,7 +94,7 @@ def compare(
         How many of the seeds the search uses.
     equal_work
         Give every method the gradients of the one that computes most.
-    schedule, local, engine, privacy, task, loss, metrics
+    schedule, local, engine, privacy, robust, task, loss, metrics
         As in `train`, for every method.
     out
         The folder that the runs are in: what is there is reused, what is missing is made, so that the same call goes on
@@ -105,11 +118,14 @@ def compare(
     5
     """
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
-    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
+    check_settings(
+        schedule, local, privacy, engine, loss=loss, metrics=metrics, robust=robust, out=out, settings=settings
+    )
     if not callable(federation):
         check_federation(federation)
     schedule, engine = with_settings(schedule, engine, settings)
-    subject = Subject(federation, module, task, loss, metrics, schedule, local or Local(), engine, privacy, temporary)
+    usual = (schedule, local or Local(), engine, privacy)
+    subject = Subject(federation, module, task, loss, metrics, *usual, temporary, robust)
     planned = module_plan(subject, algorithms, seeds, search or {}, search_seeds, equal_work)
     folder = Path(temporary.name) / "comparison" if temporary else Path(str(out))
     with Processes(at_once) if at_once > 1 else nullcontext(in_process) as launcher:
@@ -130,7 +146,7 @@ def run_comparison(
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(StudyRuns):
     """What `compare` returns: the runs by method and seed, and what they say.
 
@@ -150,6 +166,30 @@ class Comparison(StudyRuns):
         What was done for equal work, where that was asked for.
     """
 
+    def __repr__(self) -> str:
+        title, facts = self._facts()
+        return "\n".join([title, *self._answers(), *(f"  {name:7} {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._facts()
+        if not self.runs:
+            return card(title, facts)
+        return card(title, facts, notebook_table(self.judgement), lines(self._answers()))
+
+    @property
+    def plot(self) -> ComparisonPlots:
+        """Pictures by matplotlib: `found.plot.scores()`, `found.plot.curves()`, `found.plot.gains()`."""
+        return ComparisonPlots(self.judgement, self.methods)
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
+        seeds = len({seed for by_seed in self.methods.values() for seed in by_seed})
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        title = f"Comparison of {len(self.methods)} methods, {seeds} seed{'' if seeds == 1 else 's'}{failed}"
+        return title, {"folder": str(self.folder), "next": "found.table(), found.plot.scores(), found.report()"}
+
+    def _answers(self) -> list[str]:
+        return self.answer.splitlines() if self.runs else []
+
     @property
     def runs(self) -> list[Run]:
         """All runs, method after method."""
@@ -162,10 +202,21 @@ class Comparison(StudyRuns):
             raise RunError(f"every run failed, the first one for this reason: {self.failures[0][2]}")
         return judge(self.methods)
 
-    def table(self) -> list[dict[str, Any]]:
+    @overload
+    def table(self, frame: None = None) -> list[dict[str, Any]]: ...
+
+    @overload
+    def table(self, frame: Frame) -> Any: ...
+
+    def table(self, frame: Frame | None = None) -> Any:
         """A row for each model: means over seeds, and their standard errors, of what `personafl compare` shows.
 
         Shares such as the accuracy are between 0 and 1; docs/metrics.md defines the columns.
+
+        Parameters
+        ----------
+        frame
+            `pandas`, `polars` or `arrow`; left out, a dictionary for each row.
         """
         rows = []
         for row in self.judgement.rows:
@@ -174,15 +225,25 @@ class Comparison(StudyRuns):
             errors = {f"{key}_standard_error": found.standard_error for key, found in means.items()}
             seeds = len(self.judgement.seeds[row.key])
             rows.append({**about, "seeds": seeds, **{key: found.mean for key, found in means.items()}, **errors})
-        return rows
+        return as_frame(rows, frame)
 
-    def significance(self) -> list[dict[str, Any]]:
+    @overload
+    def significance(self, frame: None = None) -> list[dict[str, Any]]: ...
+
+    @overload
+    def significance(self, frame: Frame) -> Any: ...
+
+    def significance(self, frame: Frame | None = None) -> Any:
         """For each model but the first-ranking one: the difference from that one, and whether it is shown.
 
         `p_holm` is the p value corrected for the number of models; docs/significance.md says what is tested.
+
+        Parameters
+        ----------
+        frame
+            As in `table`.
         """
-        differences: list[dict[str, Any]] = json_values(self.judgement)["differences"]
-        return differences
+        return as_frame(json_values(self.judgement)["differences"], frame)
 
     @property
     def answer(self) -> str:

@@ -20,7 +20,9 @@ from personafl.pretrained.loading import BackboneSettings
 from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
 from personafl.tasks import TASKS, LearningTask
+from personafl.training.combinations import check_combination
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Config:
     algorithm: Algorithm = field(default_factory=FedAvg)
     engine: EngineSettings = field(default_factory=EngineSettings)
     privacy: Privacy | None = None
+    robust: Robust | None = None
     ray: RaySettings = field(default_factory=RaySettings)
 
     def federation(self) -> Federation:
@@ -81,6 +84,8 @@ class Config:
             out["ray"] = asdict(self.ray)
         if self.privacy is not None:
             out["privacy"] = self.privacy.table()
+        if self.robust is not None:
+            out["robust"] = self.robust.table()
         return out
 
 
@@ -92,7 +97,7 @@ _REGISTRIES: dict[str, tuple[Registry, str | None]] = {
     "algorithm": (ALGORITHMS, "fedavg"),
 }
 _TOP = ("seed", "splits", "splitting", *(f.name for f in fields(Schedule)))
-_TABLES = (*_REGISTRIES, "backbone", "local", "engine", "privacy", "ray")
+_TABLES = (*_REGISTRIES, "backbone", "local", "engine", "privacy", "robust", "ray")
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -161,7 +166,7 @@ def _methods(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for label, own in methods.items():
         for key in own:
             require_known_key(
-                f"methods.{label}.", key, ("algorithm", "local", "rounds", "activity", "model", "privacy")
+                f"methods.{label}.", key, ("algorithm", "local", "rounds", "activity", "model", "privacy", "robust")
             )
     return methods
 
@@ -198,6 +203,9 @@ def parse(values: Mapping[str, Any]) -> Config:
     check("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
     if "backbone" in values and isinstance(chosen["model"], LoRA):
         raise ConfigError("[backbone] makes features, and model lora has its pretrained model inside: give one of them")
+    privacy = _privacy(tables["privacy"]) if "privacy" in values else None
+    robust: Robust | None = checked(Robust, "robust", tables["robust"]) if "robust" in values else None
+    check_combination(chosen["algorithm"], privacy, robust)
     return Config(
         seed=seed,
         schedule=checked(Schedule, "", schedule),
@@ -208,16 +216,16 @@ def parse(values: Mapping[str, Any]) -> Config:
         local=checked(Local, "local", tables["local"]),
         engine=checked(EngineSettings, "engine", tables["engine"]),
         ray=checked(RaySettings, "ray", tables["ray"]),
-        privacy=_privacy(tables["privacy"], chosen["algorithm"]) if "privacy" in values else None,
+        privacy=privacy,
+        robust=robust,
         **chosen,
     )
 
 
-def _privacy(table: dict[str, Any], algorithm: Algorithm) -> Privacy:
+def _privacy(table: dict[str, Any]) -> Privacy:
     if "clip" not in table:
         raise ConfigError("[privacy] has no clip: the largest norm by which an answer may differ from what was sent")
     privacy: Privacy = checked(Privacy, "privacy", table)
-    privacy.check(algorithm)
     return privacy
 
 

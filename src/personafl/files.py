@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # torch, which whoever writes no tensors does not need
 _KINDS = {"float64": "F64", "int64": "I64", "float32": "F32", "int32": "I32", "float16": "F16", "uint8": "U8",
           "bool": "BOOL"}  # fmt: skip
 
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
 
 @contextmanager
 def disk_errors(path: Path, doing: str) -> Iterator[None]:
@@ -45,8 +47,8 @@ def make_folder(path: Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open(…, opener=…)`: a file that is made is for its owner alone."""
-    return os.open(path, flags, 0o600)
+    """For `open(…, opener=…)`: a file that is made is for its owner alone, and is not elsewhere by way of a link."""
+    return os.open(path, flags | NO_LINKS, 0o600)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], private: bool = True) -> None:
@@ -58,6 +60,8 @@ def write_atomically(path: Path, write: Callable[[Path], None], private: bool = 
     partial = path.with_name(f"{path.name}.partial")
     with disk_errors(path, "writing"):
         try:
+            if partial.is_symlink():  # it would lead somewhere else
+                partial.unlink()
             if private:
                 partial.touch(0o600)
             write(partial)
@@ -143,7 +147,9 @@ def _write_header(
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """The SHA-256 of a file; a pipe or a device, which may have no end, is an OSError."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "it is not a file", str(path))
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

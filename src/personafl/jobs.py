@@ -45,6 +45,7 @@ from personafl.training.clients import Clients, LocalClients
 from personafl.training.events import Listener, ProgressBar
 from personafl.training.job import Job
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 from personafl.training.rounds import Origin, run_rounds
 
 log = logging.getLogger("personafl")
@@ -61,6 +62,7 @@ def train(
     engine: str | EngineSettings = "auto",
     ray: RaySettings | None = None,
     privacy: Privacy | None = None,
+    robust: Robust | None = None,
     task: str | LearningTask | None = None,
     loss: str | Objective | None = None,
     metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
@@ -92,6 +94,8 @@ def train(
         The cluster of engine="ray", see `RaySettings`.
     privacy
         Clipping and noise on what clients send, see `Privacy`.
+    robust
+        What the server does about wrong answers of a few clients, see `Robust`.
     task
         What is learned, such as `pf.tasks.Regression(loss="huber")` or `"multilabel"`: loss and metrics. Left out, it
         follows from the labels, see docs/tasks.md.
@@ -125,7 +129,9 @@ def train(
     check_model(model)
     check_seed(seed)
     check_listeners(listeners)
-    check_settings(schedule, local, privacy, engine, loss=loss, metrics=metrics, out=out, settings=settings)
+    check_settings(
+        schedule, local, privacy, engine, loss=loss, metrics=metrics, robust=robust, out=out, settings=settings
+    )
     schedule, chosen = with_settings(schedule, engine, settings)
     for note in federation.notes:
         log.warning("%s", note)
@@ -140,6 +146,7 @@ def train(
         privacy,
         seed,
         module_tables(federation, model),
+        robust,
     )
     return run_job(job, out, resume, [*listeners, *([ProgressBar()] if progress else [])])
 
@@ -239,6 +246,7 @@ def config_job(config: Config, federation: Federation) -> Job:
         config.privacy,
         config.seed,
         tables,
+        config.robust,
     )
 
 
@@ -276,7 +284,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
             resolved["engine_reason"] = begun["engine_reason"]
         origin = Origin(job.tables, resolved, _constants(job.federation), frozen)
         with closing(clients):
-            run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners)
+            run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners, job.robust)
     backbone = job.federation.backbone
     return Run(folder.path, algorithm=job.algorithm, task=job.task, temporary=temporary, backbone=backbone)
 

@@ -23,7 +23,9 @@ FULL, HALF, FEW = (4, 1.0, 6), (8, 0.5, 6), (12, 0.34, 6)  # clients, activity, 
 @pytest.mark.parametrize("scope", ["cohort", "all"])
 @pytest.mark.parametrize("variance", ["sum", "mean"])
 @pytest.mark.parametrize("posterior", ["paper", "exact"])
-@pytest.mark.parametrize("setting", [FULL, HALF, FEW], ids=["full", "half", "few"])
+@pytest.mark.parametrize(
+    "setting", [FULL, pytest.param(HALF, marks=pytest.mark.slow), FEW], ids=["full", "half", "few"]
+)
 def test_every_round_equals_the_algorithm_by_hand(tmp_path, setting, posterior, variance, scope, smoothing):
     options = {"posterior": posterior, "variance": variance, "scope": scope, "smoothing": smoothing}
     hand = ByHand(quadratics(setting[0]), LR, STEPS, **options)

@@ -386,8 +386,8 @@ def test_export(personafl, tmp_path):
 
 def test_help(personafl):
     commands = (
-        "run", "fit", "demo", "compare", "report", "watch", "partition", "personalize", "gain", "export", "reproduce",
-        "study", "list", "bench", "version",
+        "run", "fit", "demo", "compare", "report", "watch", "partition", "personalize", "gain", "audit", "export",
+        "reproduce", "study", "list", "bench", "version",
     )  # fmt: skip
     top = personafl("--help")
     assert top.returncode == 0 and all(command in top.stdout for command in commands)

@@ -57,8 +57,10 @@ def test_the_package_alone_imports_nothing_heavy():
 
 def test_watching_imports_nothing_that_trains(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.create({"rounds": 1, "data": {"name": "digits"}, "algorithm": {"name": "fedavg"}})
-    folder.append("rounds.jsonl", {"round": 1, "active": 5, "failed": [], "personal_accuracy": 0.5})
+    resolved = {"clients": 5, "fingerprint": "0", "loss": "mse", "parameters": 3}
+    folder.create({"seed": 0, "rounds": 1, "data": {}, "algorithm": {"name": "fedavg"}, "resolved": resolved})
+    traffic = {"bytes_up": 0, "bytes_down": 0}
+    folder.append("rounds.jsonl", {"round": 1, "active": 5, "failed": [], "personal_accuracy": 0.5, **traffic})
     make_folder(folder.models)
     write_text(folder.models / "elsewhere.json", "{}")
     shown, packages = imported("-m", "personafl", "watch", str(folder.path))

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 
 import personafl as pf
 from personafl.backends.flower.members import FederationSettings
+from personafl.backends.flower.policy import Policy
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.config import for_method, parse
 from personafl.pretrained import PretrainedModel
@@ -83,6 +85,17 @@ def digits() -> pf.Federation:
 def usual() -> dict[str, Any]:
     fed, model = digits(), nn.Linear(64, 10)
     return {"pf": pf, "nn": nn, "torch": torch, "fed": fed, "federation": fed, "model": model, "module": model}
+
+
+def tracked() -> dict[str, Any]:
+    pytest.importorskip("wandb", reason="needs personafl[wandb]")
+    return usual()
+
+
+def in_frames() -> dict[str, Any]:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("polars", reason="polars is not installed")
+    return usual()
 
 
 def readme() -> dict[str, Any]:
@@ -156,9 +169,10 @@ GIVEN: dict[str, Any] = {
     "flower": usual,
     "get-started": dict,
     "index": dict,
-    "live": usual,
+    "live": tracked,
     "local-training": with_head,
     "newcomers": dict,
+    "notebook": in_frames,
     "pretrained": language_model,
     "report": compared,
     "tasks": ages,
@@ -177,6 +191,10 @@ def test_every_page_with_code_is_run_here_or_elsewhere():
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    plt.switch_backend("Agg")
+    plt.close("all")  # what other pages drew
     names = {"__name__": page, **GIVEN[page]()}
     for number, block in enumerate(blocks(page, "python")):
         exec(compile(shorter(block), f"{page}, block {number + 1}", "exec", dont_inherit=True), names)
@@ -202,8 +220,21 @@ def builds_its_model(names):
     assert names["Leaf"](width=3).build((4,), 2)(torch.ones(5, 4)).shape == (5, 2)
 
 
+def has_its_pictures(names):
+    assert len(plt.get_fignums()) == 4 and len(names["clients"]) == 4 and "label" in names["table"].columns
+
+
+def was_told_to_wandb(names):
+    import wandb
+
+    wandb.teardown()  # ends its process
+    assert len(list(Path("boards/wandb").glob("offline-run-*/run-*.wandb"))) == 1
+
+
 CHECKS = {
     "data": deals_everything,
+    "live": was_told_to_wandb,
+    "notebook": has_its_pictures,
     "pretrained": takes_what_its_backbone_takes,
     "report": is_a_page,
     "your-package": builds_its_model,
@@ -220,6 +251,9 @@ def read(values: dict[str, Any]) -> str:
     if "id" in values:
         checked(SiteSettings, "", values)
         return "site.toml"
+    if "outgoing" in values:
+        checked(Policy, "", values)
+        return "policy.toml"
     for method in values.get("methods", {}):
         parse(for_method(values, method))
     parse({key: value for key, value in values.items() if key != "methods"})
@@ -245,6 +279,13 @@ def test_the_page_of_the_sites_names_every_setting():
     text = PAGES["flower"] + PAGES["pretrained"]
     for kind in (FederationSettings, SiteSettings):
         assert [field.name for field in fields(kind) if field.name not in text] == []
+
+
+def test_the_officers_page_names_every_key_of_a_policy():
+    (block,) = blocks("officer", "toml")
+    assert read(tomllib.loads(block)) == "policy.toml"
+    text = PAGES["officer"] + PAGES["security"]
+    assert [field.name for field in fields(Policy) if field.name not in text] == []
 
 
 def test_the_code_on_the_pages_of_algorithms_makes_that_algorithm():

@@ -123,7 +123,7 @@ def counts_what_is_known(tmp_path, name, engine):
         np.testing.assert_array_equal(counted(runner), trained + extra)
 
 
-@pytest.mark.parametrize("engine", ["stacked", "threaded"])
+@pytest.mark.parametrize("engine", ["stacked", pytest.param("threaded", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", archetypes(besides=["ditto"]))
 def test_engines_count_alike_client_by_client(tmp_path, name, engine):
     local = Local(lr=0.01, batch_size=BATCH, epochs=1)

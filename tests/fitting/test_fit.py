@@ -60,6 +60,26 @@ def test_the_numbers_are_those_of_the_models_that_it_hands_out(found, federation
     assert found.score["personal_accuracy"] == pytest.approx(total)
 
 
+def test_pictures_and_frames_are_its_tables(found):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    table = found.table().to_pydict()
+    for over in ("alone", "global"):
+        wanted = sorted((100 * gain for gain in table[f"gain_over_{over}"] if gain is not None), reverse=True)
+        ax = found.plot.gains(over)
+        np.testing.assert_allclose([bar.get_height() for bar in ax.patches], wanted)
+    np.testing.assert_allclose(sum(bar.get_height() for bar in found.plot.weights().patches), len(table["client"]))
+    scores = [o["score"] for trial in found.summary["trials"] for o in trial["outcomes"] if o["score"] is not None]
+    shown = np.concatenate([dots.get_offsets()[:, 1] for dots in found.plot.tried().collections])
+    np.testing.assert_allclose(np.sort(shown), 100 * np.sort(scores))
+    assert found.plot.curves().lines[0].get_ydata()[-1] == pytest.approx(100 * max(scores))
+    assert found.table(frame="arrow").to_pydict() == table
+    html = found._repr_html_()
+    assert all(sentence.split("'")[0] in html for sentence in found.sentences())
+    matplotlib.pyplot.close("all")
+
+
 def test_on_validation_data_never_worse_than_the_best_candidate(found, federation):
     own = sum(hits(found, federation, "val")) / int(federation.sizes("val").sum())
     best = max(o["score"] for trial in found.summary["trials"] for o in trial["outcomes"] if o["score"] is not None)

@@ -5,6 +5,7 @@ import pytest
 
 from personafl import metrics
 
+pytestmark = pytest.mark.slow
 CLIENTS = 1_000_000
 
 

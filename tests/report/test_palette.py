@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from personafl.report.palette import DARK, DARK_PAPER, LIGHT, LIGHT_PAPER, MARKERS
+from personafl.palette import DARK, DARK_PAPER, LIGHT, LIGHT_PAPER, MARKERS
 
 # Linear RGB as seen without red, green and blue cones: Machado, Oliveira, Fernandes 2009, severity 1.
 EYES = {

@@ -1,8 +1,10 @@
-"""What TensorBoard and MLflow show of a run is what the run folder holds, also after an interruption."""
+"""What TensorBoard, MLflow and Weights & Biases show of a run is what its folder holds, also after an interruption."""
 
+import json
 import logging
 import socket
 import sqlite3
+import struct
 import sys
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 import personafl as pf
 from personafl.errors import ConfigError, RunError, TrainingFailed
-from personafl.runs.trackers import scalars
+from personafl.runs.tracking import scalars
 
 
 class Stop(pf.Listener):
@@ -31,6 +33,9 @@ class Stop(pf.Listener):
 def nothing_leaves_the_machine(monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("DO_NOT_TRACK", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_SILENT", "true")
     connect = socket.socket.connect
 
     def connect_here(self, address):
@@ -287,7 +292,111 @@ def test_a_server_that_is_not_there_is_one_line(database, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-# --- both
+# --- Weights & Biases
+
+
+def messages(path):
+    """The messages of a .wandb file: a header of 7 bytes, then LevelDB's log format."""
+    data, place, parts = path.read_bytes(), 7, []
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        parts.append(data[place + 7 : place + 7 + length])
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield b"".join(parts)
+            parts.clear()
+
+
+@pytest.fixture
+def recorded():
+    """Reads what is in a folder of wandb, run by run, by wandb's own messages."""
+    wandb = pytest.importorskip("wandb", reason="no wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    def value(item):
+        return "/".join(item.nested_key) or item.key, json.loads(item.value_json)
+
+    def read(folder):
+        wandb.teardown()  # its process writes what is left, and ends
+        found = []
+        for path in sorted(Path(folder).glob("wandb/offline-run-*/run-*.wandb")):
+            records = [Record.FromString(message) for message in messages(path)]
+            rows = [
+                dict(map(value, record.history.item))
+                for record in records
+                if record.WhichOneof("record_type") == "history"
+            ]
+            first = next(record.run for record in records if record.WhichOneof("record_type") == "run")
+            configs = [r.config for r in records if r.WhichOneof("record_type") == "config"]
+            config = dict(value(item) for part in (first.config, *configs) for item in part.update)
+            summary = dict(
+                value(item) for r in records if r.WhichOneof("record_type") == "summary" for item in r.summary.update
+            )
+            ends = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
+            found.append({"run": first, "rows": rows, "config": config, "summary": summary, "ends": ends})
+        return found
+
+    yield read
+    wandb.teardown()
+
+
+def wandb_curves(rows):
+    curves = {}
+    for row in rows:
+        for name, value in row.items():
+            if not name.startswith(("_", "clients/")):
+                curves.setdefault(name, []).append((row["_step"], value))
+    return curves
+
+
+def test_wandb_offline_shows_the_run(recorded, federation, tmp_path):
+    listener = pf.WandB("thesis", "first", folder=tmp_path)
+    run = train(federation, tmp_path / "run", [listener], local=pf.Local(lr=0.25))
+    (found,) = recorded(tmp_path)
+    assert_same_curves(wandb_curves(found["rows"]), run)
+    assert (found["run"].project, found["run"].display_name, found["ends"]) == ("thesis", "first", [0])
+    assert found["config"]["seed"] == 0 and found["config"]["local"]["lr"] == 0.25
+    assert found["config"]["resolved"]["fingerprint"] == run.manifest["resolved"]["fingerprint"]
+    last = found["rows"][-1]
+    accuracy = run.clients().column("personal_accuracy").to_numpy()
+    assert last["clients/personal_accuracy/values"] == np.histogram(accuracy, np.linspace(0, 1, 21))[0].tolist()
+
+
+@pytest.mark.slow
+def test_wandb_is_told_how_a_run_ended_and_goes_on_with_it(recorded, federation, tmp_path):
+    """Offline, a resumed run is another file with the same id; it begins after the checkpoint."""
+    with pytest.raises(OSError, match="power cut"):
+        train(federation, tmp_path / "run", [pf.WandB(folder=tmp_path / "a"), Stop(8, OSError("power cut"))])
+    train(federation, tmp_path / "run", [pf.WandB(folder=tmp_path / "b")], resume=True)
+    (before,), (after,) = recorded(tmp_path / "a"), recorded(tmp_path / "b")
+    assert before["ends"] == [1] and before["summary"]["personafl.error"] == "power cut" and after["ends"] == [0]
+    assert before["run"].run_id == after["run"].run_id
+    assert [row["_step"] for row in before["rows"]] == [*range(1, 9)]
+    assert [row["_step"] for row in after["rows"]] == [*range(6, 11)]
+
+
+@pytest.mark.slow
+def test_wandb_that_cannot_be_reached_is_one_line(recorded, federation, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+        with pytest.raises(ConfigError, match="Weights & Biases cannot track this run: ") as refused:
+            train(federation, tmp_path / "run", [pf.WandB(folder=tmp_path, mode="online")], rounds=1)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mode_of_wandb_that_there_is_not():
+    with pytest.raises(ConfigError, match="mode of WandB must be online or offline, not 'of'"):
+        pf.WandB(mode="of")
+
+
+# --- all
 
 
 @pytest.mark.parametrize(
@@ -295,6 +404,7 @@ def test_a_server_that_is_not_there_is_one_line(database, monkeypatch):
     [
         ("torch.utils.tensorboard", lambda: pf.TensorBoard("board"), "tensorboard"),
         ("mlflow", lambda: pf.MLflow("sqlite:///mlflow.db"), "mlflow"),
+        ("wandb", lambda: pf.WandB(), "wandb"),
     ],
 )
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path, module, make, extra):
@@ -305,14 +415,17 @@ def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path, module, make,
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_line_tells_both(board, tracked, tmp_path, monkeypatch):
+def test_the_command_line_tells_all(board, tracked, recorded, tmp_path, monkeypatch):
     from personafl.cli import app
 
     monkeypatch.chdir(tmp_path)
     settings = 'rounds = 2\nengine = {name = "stacked", threads = 1}\npartition = {name = "iid", clients = 5}\n'
     Path("config.toml").write_text(settings + 'model = {name = "mlp", hidden = [8]}\n')
     arguments = ["run", "config.toml", "--out", "runs/cli", "--tensorboard", "boards", "--mlflow", tracked.uri]
+    arguments += ["--wandb", "thesis"]
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert [step for step, _ in points(events(board, "boards/cli"))["training/lr"]] == [1, 2]
     assert [run.info.run_name for run in tracked.runs("personafl")] == ["cli"]
+    (found,) = recorded(tmp_path)
+    assert (found["run"].project, found["run"].display_name) == ("thesis", "cli")

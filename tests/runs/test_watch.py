@@ -20,11 +20,12 @@ from personafl.storage.folder import RunFolder
 from personafl.training.events import RunFiles
 
 MANIFEST = {
+    "seed": 0,
     "rounds": 4,
     "data": {"name": "digits"},
     "model": {"name": "mlp"},
     "algorithm": {"name": "fedavg"},
-    "resolved": {"clients": 5},
+    "resolved": {"clients": 5, "fingerprint": "0", "loss": "mse", "parameters": 3},
 }
 COMMAND = (sys.executable, "-c", "from personafl.cli import main; main()")
 
@@ -174,7 +175,7 @@ def test_looking_never_turns_a_run_away_nor_changes_its_folder(run_folder):
 
 def test_only_what_is_new_is_read(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    lines = Lines(path)
+    lines = Lines(path, dict[str, int])
     assert lines.new() == (True, [])
     path.write_text('{"round": 1}\n{"round": 2}\n{"rou')
     assert lines.new() == (True, [{"round": 1}, {"round": 2}])
@@ -182,7 +183,7 @@ def test_only_what_is_new_is_read(tmp_path):
     with path.open("a") as file:
         file.write('nd": 3}\n')
     assert lines.new() == (False, [{"round": 3}])
-    (tmp_path / "other").write_text('{"round": 1}\nnot json\n[1]\n{"round": 2}\n')
+    (tmp_path / "other").write_text('{"round": 1}\nnot json\n{"round": 2}\n')
     os.replace(tmp_path / "other", path)
     assert lines.new() == (True, [{"round": 1}, {"round": 2}])
 

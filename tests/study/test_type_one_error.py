@@ -25,7 +25,7 @@ def answers(clients, count, **settings):
 
 
 @pytest.mark.parametrize(("clients", "count"), [(4, 40), (40, 60), (1000, 3)])
-@pytest.mark.parametrize("settings", [{}, {"worse": 0.6}])
+@pytest.mark.parametrize("settings", [{}, pytest.param({"worse": 0.6}, marks=pytest.mark.slow)])
 def test_winners_out_of_noise_are_rare(clients, count, settings):
     wrong = sum(bool(drawn.named(found)) for found in answers(clients, count, **settings))
     assert wrong <= 0.05 * count

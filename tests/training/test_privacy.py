@@ -17,7 +17,8 @@ from scipy import stats
 from scipy.special import log_ndtr
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS, SCAFFOLD, Each, FedAvg, FedPer, Mean, PersFL, Sent
+from personafl.algorithms import ALGORITHMS, SCAFFOLD, Each, FedAvg, FedPer, Mean, PersFL, SelfFL, Sent
+from personafl.algorithms.base import Uploads
 from personafl.algorithms.extras import trained_task
 from personafl.config import for_method, parse, read_config
 from personafl.engines import ENGINES
@@ -119,15 +120,21 @@ def test_all_uploads_of_a_client_are_clipped_as_one_vector():
     torch.testing.assert_close(made["b"], torch.tensor([[[1.0], [1.8008]], [[7.0], [7.8]]]))
 
 
-@pytest.mark.parametrize("name", [n for n in PRIVATE if n not in ("separate", "persfl", "persfl-gd", "fedbn", "fml")])
+SIMILAR = ("separate", "persfl", "persfl-gd", "fedbn", "fml", "selffl-aug")
+
+
+@pytest.mark.parametrize("name", [n for n in PRIVATE if n not in SIMILAR])
 def test_every_algorithm_is_clipped_against_what_it_was_sent(name):
     """Without a limit the answers differ by more than C; with it by C and no more, in the same direction. (PersFL needs
-    classes; it sends what fedavg sends. FedBN needs norms; it sends a base as fedper does.)"""
+    classes; it sends what fedavg sends. FedBN needs norms; it sends a base as fedper does. Self-FL-aug
+    sends two models, which are clipped as one.)"""
     clip, algorithm = 0.01, ALGORITHMS[name]() if name != "fedper" else FedPer(head=0)
     some = clients_of if name in FOR_ANY_MODEL else clients_of_three_layers
     free, _ = answers(some(algorithm, None))
     held, sent = answers(some(algorithm, Privacy(clip)))
     for up, how in algorithm.uplink.items():
+        if how.relative_to is None:  # a number with a bound of its own
+            continue
         before = sent.each.get(how.relative_to, sent.shared.get(how.relative_to))
         far, near = free.values[up] - before, held.values[up] - before
         assert (far.norm(dim=1) > 2 * clip).all()
@@ -282,6 +289,61 @@ def test_what_is_not_declared_does_not_go_up_unprotected():
             answers(clients_of(Talkative(), privacy))
 
 
+# --- numbers that are relative to nothing
+
+
+def selffl_answer(sigma2, privacy, source=NoiseSource(0), size=3):  # noqa: B008
+    up = {"theta": torch.zeros(len(sigma2), size), "sigma2": torch.tensor(sigma2)}
+    names = [f"client-{k}" for k in range(len(sigma2))]
+    return privacy.protect(SelfFL(), up, Sent({"theta": torch.zeros(size)}), names, 1, source)
+
+
+def test_a_variance_is_clipped_to_what_clipped_models_can_have():
+    found = selffl_answer([-1.0, 0.01, 0.2, 40.0], Privacy(clip=0.5))["sigma2"]
+    torch.testing.assert_close(found, torch.tensor([-1.0, 0.01, 0.2, 0.25]))  # 0 to C²; "not known" stays so
+
+
+def test_models_and_variance_share_what_an_answer_tells():
+    """1/z_model² + 1/z_variance² = 1/z², z_variance in units of half its range: the ε is that of noise z."""
+    privacy, many = Privacy(clip=2.0, noise=0.05), 4000
+    found = selffl_answer([2.0] * many, privacy, size=1)
+    of_model, of_variance = (float(found[name].std()) for name in ("theta", "sigma2"))
+    multipliers = np.array([of_model / 2.0, of_variance / (2.0**2 / 2)])
+    assert (multipliers**-2.0).sum() == pytest.approx(0.05**-2.0, rel=0.1)
+    assert multipliers[0] == pytest.approx(0.05 / 0.9**0.5, rel=0.05)
+    assert privacy.deviation(SelfFL().uplink) == pytest.approx(2.0 * 0.05 / 0.9**0.5)
+    loud = selffl_answer([2.0] * many, Privacy(clip=2.0, noise=5.0))["sigma2"]
+    assert loud.min() == 0 and loud.max() == 4, "whatever the noise, the server sees a possible value"
+
+
+def test_selffl_takes_the_noise_out_of_the_spread_of_models():
+    """σ0² of noisy models is that of the models, on average; without it, it would be that of the noise."""
+    draw, noise = torch.Generator().manual_seed(0), 0.5
+    models = torch.randn(40, 200, generator=draw)
+    noisy = models + noise * torch.randn(40, 200, generator=draw)
+    for variance in ("sum", "mean"):
+        algorithm = SelfFL(variance=variance)
+        server = algorithm.new_server(torch.zeros(200), 40)
+
+        def spread(theta, noise, algorithm=algorithm, server=server):
+            values = {"theta": theta, "sigma2": torch.ones(40)}
+            up = Uploads(torch.arange(40), torch.ones(40), values, algorithm.uplink, noise=noise)
+            return float(algorithm.aggregate(dict(server), up)["sigma0_2"])
+
+        assert spread(noisy, noise) == pytest.approx(spread(models, 0.0), rel=0.03)
+        assert spread(noisy, 0.0) > 1.2 * spread(models, 0.0)
+        assert spread(torch.zeros(40, 200), noise) == 0
+
+
+@pytest.mark.parametrize("name", ["selffl", "selffl-aug"])
+def test_selffl_runs_with_noise(name, tmp_path):
+    run = train_config(parse({**SETTINGS, "algorithm": name}), tmp_path / name)
+    table = run.clients()
+    expected = [epsilon(0.25, 1e-4, k) for k in table.column("activations").to_pylist()]
+    assert table.column("epsilon").to_pylist() == expected
+    assert all(bool(p.isfinite().all()) for p in run.global_model().parameters())
+
+
 # --- ε
 
 
@@ -431,7 +493,7 @@ def test_the_reports_config_has_the_same_privacy(finished, tmp_path):
 def test_every_algorithm_says_whether_its_answers_can_be_protected(name):
     settings = {**SETTINGS, "algorithm": name}
     if name in PRIVATE:
-        assert all(how.relative_to for how in ALGORITHMS[name]().uplink.values())
+        assert all(how.relative_to or how.within for how in ALGORITHMS[name]().uplink.values())
         assert parse(settings).privacy == Privacy(0.5, 0.25, 1e-4)
         return
     with pytest.raises(ConfigError) as refused:
@@ -453,8 +515,6 @@ def test_the_documentation_says_of_every_algorithm_what_it_reveals():
 
 def test_who_is_refused():
     assert {*ALGORITHMS} - {*PRIVATE} == {
-        "selffl",
-        "selffl-aug",
         "scaffold",
         "feddyn",
         "qffl",

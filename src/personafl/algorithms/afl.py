@@ -50,7 +50,11 @@ class AFL(ReportsServer, Algorithm):
     uses_training: ClassVar[bool] = True
     uplink: ClassVar[Uplink] = {
         "theta": Each(why="it weighs each model by the client's λ_i", relative_to="theta"),
-        "loss": Each(why="λ_i follows each client's loss", unprotected="it sends losses, which have no bound"),
+        "loss": Each(
+            why="λ_i follows each client's loss",
+            unprotected="it sends losses, which have no bound",
+            unbounded="who says a large loss gets the weight, however long its update is",
+        ),
     }
 
     def __post_init__(self) -> None:

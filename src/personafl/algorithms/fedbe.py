@@ -38,6 +38,7 @@ from personafl.settings import check
 from personafl.states import State
 from personafl.streams import array_key, generator
 
+VARIANCE = "squares of the update go up beside it, and a robust rule for each of them gives no variance"
 SQUARES = "it sends the squares of its update as well, which have another scale, so that no one clip fits both"
 
 
@@ -63,7 +64,7 @@ class FedBE(SendsForEvaluation, FedAvg):
     @property
     def uplink(self) -> Uplink:
         theta = Mean(weights=self.weights, relative_to="theta", unprotected=SQUARES)
-        return {"theta": theta, "square": Mean(weights=self.weights, unprotected=SQUARES)}
+        return {"theta": theta, "square": Mean(weights=self.weights, unprotected=SQUARES, unbounded=VARIANCE)}
 
     def prepare(self, job: JobInfo) -> Self:
         if not job.classification:

@@ -26,6 +26,7 @@ from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
 from personafl.states import State
 
+ADDED_UP = "its server adds up in h all that was ever sent: what a rule leaves out would be missing for good"
 PILES_UP = (
     "its server adds up in h all that was ever sent: noise would pile up there from round to round, and what clipping "
     "takes away would be missing for good"
@@ -46,7 +47,7 @@ class FedDyn(Algorithm):
         keeps="g_i, θ_i",
         newcomer="trains once from the final w with g_i = 0",
     )
-    uplink: ClassVar[Uplink] = {"theta": Mean(relative_to="theta", unprotected=PILES_UP)}
+    uplink: ClassVar[Uplink] = {"theta": Mean(relative_to="theta", unprotected=PILES_UP, unbounded=ADDED_UP)}
 
     def __post_init__(self) -> None:
         check("algorithm.alpha", self.alpha, self.alpha > 0, "above 0: h is divided by it")

@@ -34,6 +34,7 @@ from personafl.settings import check
 from personafl.states import Ints, State
 from personafl.streams import array_key, generator
 
+CHOSEN = "its clients weigh the models of others themselves, by what each does on their own validation data"
 UNPROTECTED = "a client's model goes on from the one that it kept, and what it measures goes up too"
 
 
@@ -58,7 +59,7 @@ class FedFomo(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
         newcomer="takes of the models that others liked most what lowers its validation loss, and trains once",
     )
     uplink: ClassVar[Uplink] = {
-        "theta": Each(why="the server sends single models to other clients", unprotected=UNPROTECTED),
+        "theta": Each(why="the server sends single models to other clients", unprotected=UNPROTECTED, unbounded=CHOSEN),
         "gains": Each(why="the server learns whose models help whom", unprotected=UNPROTECTED),
     }
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import About, Context, Each, Gradient, JobInfo, Mean, Sent, Uplink, Uploads
 from personafl.algorithms.extras import Welcomes
-from personafl.algorithms.fedproto import UNPROTECTED, with_prototypes
+from personafl.algorithms.fedproto import UNBOUNDED, UNPROTECTED, with_prototypes
 from personafl.algorithms.fedrep import FedRep
 from personafl.algorithms.prototypes import Alignment, ByClass, classes_and_width
 from personafl.algorithms.search_spaces import searched
@@ -87,7 +87,7 @@ class FedPAC(Welcomes, FedRep):
         why = "each client gets its own combination of all heads"
         return {
             "body": Mean(weights=self.weights, relative_to="body"),
-            "by_class": Mean(weights="samples", unprotected=UNPROTECTED),
+            "by_class": Mean(weights="samples", unprotected=UNPROTECTED, unbounded=UNBOUNDED),
             "head": Each(why=why, relative_to="head"),
             "features": Each(why=f"{why}, by the clients' features", unprotected=UNPROTECTED),
             "variance": Each(why=f"{why}, by their variance", unprotected=UNPROTECTED),

@@ -34,6 +34,9 @@ from personafl.settings import check
 from personafl.states import State
 
 UNPROTECTED = "a prototype is a sum divided by a share, and a small share with noise may be anything"
+UNBOUNDED = (
+    "most clients lack a class, and what they send of it are zeros, which a robust rule would take for the usual"
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class FedProto(ForSomeModels, Separate):
         traffic=("prototypes", "prototypes"),
         newcomer="trains once from the common initial weights, drawn to the final prototypes",
     )
-    uplink: ClassVar[Uplink] = {"by_class": Mean(weights="samples", unprotected=UNPROTECTED)}
+    uplink: ClassVar[Uplink] = {"by_class": Mean(weights="samples", unprotected=UNPROTECTED, unbounded=UNBOUNDED)}
 
     def __post_init__(self) -> None:
         check("algorithm.lam", self.lam, self.lam >= 0, "at least 0: a negative λ would push features from prototypes")

@@ -67,7 +67,8 @@ class HeteroFL(ForSomeModels, Algorithm):
 
     @property
     def uplink(self) -> Uplink:
-        return {"theta": Mean(weights=self.weights, relative_to="theta")}
+        narrow = "who lacks a parameter answers what was sent, and the mean is corrected for their share"
+        return {"theta": Mean(weights=self.weights, relative_to="theta", irreplaceable=narrow)}
 
     def prepare(self, job: JobInfo) -> Self:
         if self.assign == "groups" and job.groups is None:

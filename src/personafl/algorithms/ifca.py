@@ -60,9 +60,12 @@ class IFCA(Algorithm):
     @property
     def uplink(self) -> Uplink:
         why = "noise on the share of a cluster, by which its mean is divided, would drown the mean of a small one"
+        zeros = (
+            "an answer has zeros for the models that it did not choose, which a robust rule would take for the usual"
+        )
         return {
-            "models": Mean(weights=self.weights, unprotected=why),
-            "chosen": Mean(weights=self.weights, unprotected=why),
+            "models": Mean(weights=self.weights, unprotected=why, unbounded=zeros),
+            "chosen": Mean(weights=self.weights, unprotected=why, unbounded=zeros),
         }
 
     def prepare(self, job: JobInfo) -> Self:

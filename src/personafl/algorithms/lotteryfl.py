@@ -31,6 +31,7 @@ from personafl.settings import check
 from personafl.states import State
 
 MASKS = "which parameters a client lacks goes up as it is, without a bound that noise could be scaled by"
+HOLDERS = "a mean is divided by the share of those who have a parameter, and no rule bounds what a client says it lacks"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class LotteryFL(ForSomeModels, Algorithm):
     def uplink(self) -> Uplink:
         return {
             "theta": Mean(weights=self.weights, relative_to="theta"),
-            "lacks": Mean(weights=self.weights, unprotected=MASKS),
+            "lacks": Mean(weights=self.weights, unprotected=MASKS, unbounded=HOLDERS),
         }
 
     def prepare(self, job: JobInfo) -> Self:

@@ -56,7 +56,8 @@ class QFFL(FedAvg):
 
     @property
     def uplink(self) -> Uplink:
-        declared = Mean(weights=self.weights, unprotected=BY_LOSS)
+        robust = "its updates are multiplied by powers of the clients' own losses, and long ones are what it is about"
+        declared = Mean(weights=self.weights, unprotected=BY_LOSS, unbounded=robust)
         return {"delta": declared, "h": declared}
 
     def prepare(self, job: JobInfo) -> Self:

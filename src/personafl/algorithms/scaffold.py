@@ -25,6 +25,7 @@ from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobIn
 from personafl.settings import check
 from personafl.states import State
 
+ADDED_UP = "its server adds up in c all changes that were ever sent: what a rule leaves out would be missing for good"
 TWO_SCALES = (
     "it sends a change of the model and one of the control variate, which differ in scale by steps × lr, so that no "
     "one clip fits both"
@@ -46,7 +47,7 @@ class SCAFFOLD(Algorithm):
         traffic=("2", "2"),
         newcomer="trains once from the final w with c_i = 0",
     )
-    uplink: ClassVar[Uplink] = {"delta": Mean(unprotected=TWO_SCALES), "delta_c": Mean(unprotected=TWO_SCALES)}
+    uplink: ClassVar[Uplink] = dict.fromkeys(("delta", "delta_c"), Mean(unprotected=TWO_SCALES, unbounded=ADDED_UP))
 
     def __post_init__(self) -> None:
         check("algorithm.global_lr", self.global_lr, self.global_lr > 0, "above 0")

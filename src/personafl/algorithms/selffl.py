@@ -30,6 +30,8 @@ Where the paper is silent or misprinted, ours, all of them options:
   follows; once it only trembles, θ is smoothed as in the paper.
 - `window` limits the memory of [22]: the count in it stays at `window`, so that older models fade and the way from the
   initial weights to where training settles is not taken for uncertainty. 0 remembers everything, as the paper does.
+- With `[privacy]` σ_m² goes up clipped to 0 … C² and with noise of its own (docs/security.md); the server takes from
+  σ0² what the noise on models adds to it on average, and not below 0. A client keeps its own exact σ_m².
 - `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
 - `use_init`, `use_steps`, `use_weights` switch the three components off: start from θ, the settings' number of steps,
   equal weights.
@@ -101,11 +103,12 @@ class SelfFL(SendsForEvaluation, Algorithm):
             why="the server weighs each model by its σ_m², and σ0² is the spread of the single models",
             weights="samples",  # of warm rounds
             relative_to="theta",
-            unprotected="the server would take noise on models for differences between clients (σ0²)",
+            averaged=True,
         ),
         "sigma2": Each(
             why="the server weighs each model by its σ_m²",
-            unprotected="σ_m² goes up as it is, without a bound that noise could be scaled by",
+            within=1.0,  # a model that stays within the clip C of what it was sent has a variance of at most C²
+            averaged=True,  # a weight, which is at most 1/σ0² whatever σ_m² a client claims
         ),
     }
 
@@ -178,8 +181,10 @@ class SelfFL(SendsForEvaluation, Algorithm):
         round = server["round"] + 1
         if round <= self.warm_rounds:
             return {**server, "theta": uploads.mean("theta"), "round": round}
-        spread = (theta - theta.mean(0)).square().sum(1)
-        sigma0_2 = spread.sum() if self.variance == "sum" else spread.mean()
+        # With noise s² on every number, models are (1 − 1/K) P s² further from their mean than without, on average.
+        of_noise = (1 - 1 / len(theta)) * theta[0].numel() * uploads.noise**2
+        of_noise *= len(theta) if self.variance == "sum" else 1
+        sigma0_2 = (self._between(uploads) - of_noise).clamp(min=0)
         sigma2 = _filled(reported).clamp(min=FLOOR)
         weights = 1 / (sigma0_2 + sigma2) if self.use_weights else torch.ones_like(sigma2)
         claimed, weights = weights, uploads.limit(weights)
@@ -188,12 +193,19 @@ class SelfFL(SendsForEvaluation, Algorithm):
         new = {**server, "sigma0_2": sigma0_2, "round": round}
         new["sigma2"] = server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)
         if self.clusters == "none":
-            estimate = torch.tensordot(weights / weights.sum(), theta, dims=1)
+            estimate = uploads.average(theta, weights)
         else:
             estimate = self._aggregate_clusters(new, uploads, weights, sigma2)
         share = self._share(server["theta"], estimate, uploads, weights, clients)
         new["theta"] = torch.lerp(server["theta"], estimate, share)
         return new
+
+    def _between(self, uploads: Uploads) -> Tensor:
+        """σ0²: how much the models differ from their mean; by the robust rule of the run, where it has one."""
+        spread = (uploads["theta"] - uploads.average(uploads["theta"])).square().sum(1)
+        if self.variance == "mean":
+            return uploads.average(spread)
+        return spread.sum() if uploads.rule is None else len(spread) * uploads.average(spread)
 
     def _share(self, theta: Tensor, estimate: Tensor, uploads: Uploads, weights: Tensor, clients: int) -> Tensor:
         """How far the global model moves towards the round's estimate: C, a number, or by signal and noise."""
@@ -220,14 +232,13 @@ class SelfFL(SendsForEvaluation, Algorithm):
         for c in cluster.unique():
             rows = cluster == c
             inside = uploads.limit(weights[rows])
-            models[c] = torch.tensordot(inside / inside.sum(), uploads["theta"][rows], dims=1)
+            models[c] = uploads.average(uploads["theta"][rows], inside)
             sigmas[c] = sigma2[rows].mean()
         server |= {"cluster_theta": models, "cluster_sigma2": sigmas}
         seen = sigmas >= 0
         mass = 1 / (server["sigma0_2"] + sigmas[seen]) if self.use_weights else torch.ones_like(sigmas[seen])
         mass = uploads.limit(mass)
-        estimate: Tensor = torch.tensordot(mass / mass.sum(), models[seen], dims=1)
-        return estimate
+        return uploads.average(models[seen], mass)
 
     # --- client ----------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -55,11 +56,21 @@ class Mean:
         the difference. None where it differs from nothing that was sent.
     unprotected
         Why clipping and noise do not do, in words.
+    irreplaceable
+        Why nothing does in the place of this mean, such as a median, in words; answers may be clipped nevertheless.
+    unbounded
+        Why no robust rule does, not even one that bounds how long an update is, in words.
+    within
+        For a number that is relative to nothing that was sent: with `[privacy]` it is clipped to 0 … within · clip²,
+        and has a share of the noise of its own. A negative one stands for "not known", and is sent as it is.
     """
 
     weights: Weights = "equal"
     relative_to: str | None = None
     unprotected: str = ""
+    irreplaceable: str = ""
+    unbounded: str = ""
+    within: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +81,25 @@ class Each:
     ----------
     why
         It must, in words.
-    weights, relative_to, unprotected
+    weights, relative_to, unprotected, unbounded, within
         As of `Mean`; the weights are those of `uploads.mean`, if the server asks for that too.
+    averaged
+        Whether all that the server makes of it are means by `uploads.average`, and nothing of two answers at a time:
+        then robust rules may stand in their place.
     """
 
     why: str
     weights: Weights = "equal"
     relative_to: str | None = None
     unprotected: str = ""
+    unbounded: str = ""
+    averaged: bool = False
+    within: float | None = None
+
+    @property
+    def irreplaceable(self) -> str:
+        """Why no other rule does in the place of a mean."""
+        return "" if self.averaged else self.why
 
 
 Uplink = Mapping[str, Mean | Each]
@@ -110,6 +132,12 @@ class Uploads:
         is their mean: this has the sum of the samples and the number of clients of each group (G, 2).
     most
         The largest share that one client may have in an aggregate, where they are not trusted with more.
+    factor
+        The largest weight of one client as a multiple of the median weight, likewise.
+    rule
+        What stands in the place of a weighted mean of rows, see `training/robust.py`.
+    noise
+        The standard deviation of the noise that clients added to every number that is relative to what was sent.
     """
 
     ids: Tensor
@@ -118,6 +146,9 @@ class Uploads:
     uplink: Uplink
     groups: Tensor | None = None
     most: float = 1.0
+    factor: float = inf
+    rule: Callable[[Tensor, Tensor], Tensor] | None = None
+    noise: float = 0.0
 
     def __getitem__(self, name: str) -> Tensor:
         """The rows of what is declared an `Each`."""
@@ -140,20 +171,42 @@ class Uploads:
         samples, counts = self.samples, torch.ones(len(self.samples))
         if self.groups is not None and isinstance(declared, Mean):
             samples, counts = self.groups.unbind(1)
-        share = self.limit((samples if declared.weights == "samples" else counts).double())
-        share = (share / share.sum()).to(self.values[name])
-        averaged: Tensor = torch.tensordot(share, self.values[name], dims=1)
+        return self.average(
+            self.values[name], self.limit((samples if declared.weights == "samples" else counts).double())
+        )
+
+    def average(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The mean of rows with these weights, or all the same; or what the robust rule of the run has in its place."""
+        if self.rule is not None:
+            return self.rule(rows, rows.new_ones(len(rows)) if weights is None else weights)
+        if weights is None:
+            return rows.mean(0)
+        averaged: Tensor = torch.tensordot((weights / weights.sum()).to(rows), rows, dims=1)
         return averaged
+
+    def shares(self, name: str) -> Tensor:
+        """How much each client counts in `mean(name)`: shares of 1.
+
+        >>> up = Uploads(torch.arange(2), torch.tensor([30, 10]), {}, {"theta": Mean(weights="samples")})
+        >>> up.shares("theta").tolist()
+        [0.75, 0.25]
+        """
+        counts = self.samples if self.uplink[name].weights == "samples" else torch.ones(len(self))
+        share = self.limit(counts.double())
+        return share / share.sum()
 
     def limit(self, weights: Tensor) -> Tensor:
         """Weights of which none is more than `most` of their sum: those that are above become as large as allowed.
 
-        As they are, to the bit, where none is above. Where there are too few for all to be below, all are the same.
+        Nor `factor` times their median, before that. As they are, to the bit, where none is above. Where there are too
+        few for all to be below, all are the same.
 
         >>> up = Uploads(torch.arange(3), torch.ones(3), {}, {}, most=0.5)
         >>> up.limit(torch.tensor([2.0, 3.0, 900.0])).tolist()
         [2.0, 3.0, 5.0]
         """
+        if self.factor < inf and len(weights) and (usual := float(weights.median())) > 0:
+            weights = weights.clamp(max=self.factor * usual)
         if self.most >= 1 or not len(weights) or bool(weights.max() <= self.most * weights.sum()):
             return weights
         if self.most * len(weights) <= 1:
@@ -165,6 +218,11 @@ class Uploads:
             if ordered[above] <= largest:
                 break
         return weights.clamp(max=float(largest))
+
+    def rows(self, at: Tensor) -> Uploads:
+        """The answers of these rows alone."""
+        values = {name: value.index_select(0, at.to(value.device)) for name, value in self.values.items()}
+        return replace(self, ids=self.ids[at.cpu()], samples=self.samples[at.to(self.samples.device)], values=values)
 
     def condense(self) -> Uploads:
         """The same with one row, the mean, in place of all rows of what is declared a `Mean`.
@@ -181,12 +239,14 @@ class Uploads:
 
     @classmethod
     def join(cls, parts: Sequence[Uploads]) -> Uploads:
-        """The uploads of several groups of clients, each of them condensed, as one; in the order of the clients."""
+        """The uploads of several groups of clients, all or none of them condensed, as one; in the order of clients."""
         uplink, ids = parts[0].uplink, torch.cat([part.ids for part in parts])
         order = torch.argsort(ids)
         values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-        rows = {name: value.index_select(0, order) for name, value in values.items() if isinstance(uplink[name], Each)}
-        groups = torch.cat([part.groups for part in parts if part.groups is not None])
+        whole = parts[0].groups is None  # nothing was condensed
+        each = {name: value for name, value in values.items() if whole or isinstance(uplink[name], Each)}
+        rows = {name: value.index_select(0, order) for name, value in each.items()}
+        groups = None if whole else torch.cat([part.groups for part in parts if part.groups is not None])
         samples = torch.cat([part.samples for part in parts])
         return cls(ids[order], samples[order], {**values, **rows}, uplink, groups)
 

@@ -74,9 +74,24 @@ def main() -> None:
     except PersonaflError as error:
         _say_error(str(error))
         sys.exit(error.exit_code)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _say_error("there is not enough memory for this: take fewer clients, samples or parameters at once")
+        sys.exit(PersonaflError.exit_code)
     except _UsageError as error:
         _say_error(_mistyped(error))
         sys.exit(PersonaflError.exit_code)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether memory was refused: by Python, numpy and pyarrow as a MemoryError, by torch in words.
+
+    >>> _out_of_memory(MemoryError()), _out_of_memory(RuntimeError("no such layer"))
+    (True, False)
+    """
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 # What typer raises for a mistyped command or option. It has no public name, but a public subclass.

@@ -14,7 +14,8 @@ from personafl.plugins import Plugin, installed
 
 OWN = {
     **{name: f"personafl.cli.{name}:{name}" for name in (
-        "demo", "fit", "run", "compare", "report", "watch", "partition", "explain", "personalize", "gain", "export",
+        "demo", "fit", "run", "compare", "report", "watch", "partition", "explain", "personalize", "gain", "audit",
+        "export",
     )},
     "list": "personafl.cli.list:list_",
     "deploy": "personafl.cli.deploy:deploy",

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from personafl.cli.console import Json, print_json, say
+from personafl.cli.membership import Folder, accept, deploy_check, deploy_log, need_flower, revoke, rotate
 
 if TYPE_CHECKING:
     from personafl.backends.deploy import Deployment
 
 deploy = typer.Typer(help="Set up a real federation, and rehearse it on this machine.", rich_markup_mode="rich")
-
-Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR", readable=False)]
 
 
 @deploy.command()
@@ -25,18 +24,21 @@ def init(
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the sites will reach the operator's machine.")
     ] = "127.0.0.1:9092",
+    by_request: Annotated[
+        bool, typer.Option("--by-request", help="Sites make their own keys: site request, then deploy accept.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a federation that is ready to start: app, config, scripts, certificates, keys.
 
-    operator/ stays here, each folder in sites/ goes to that site. Guides:
-    operator/OPERATOR.md and sites/NAME/SITE.md.
+    operator/ stays here. For a rehearsal the sites' keys are made here too, in sites/. In
+    a real federation sites make their own (--by-request), and no private key travels.
 
     Examples:
 
       personafl deploy init federation
 
-      personafl deploy init clinics --sites a,b --address fl.example.org:9092
+      personafl deploy init clinics --sites a,b --address fl.example.org:9092 --by-request
     """
     from personafl.cli.console import out
 
@@ -44,12 +46,18 @@ def init(
     from personafl.backends.deploy import init_federation
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    layout = init_federation(folder, names, address)
+    layout = init_federation(folder, names, address, by_request)
     if as_json:
         print_json({"folder": str(folder), "sites": list(layout.sites), "address": address})
         return
     say(out, f"Federation: {folder} ({len(layout.sites)} sites: {', '.join(layout.sites)})")
-    say(out, f"Rehearse it on this machine: personafl deploy up {folder}")
+    if by_request:
+        say(
+            out,
+            f"Each site: personafl site request FOLDER NAME; then here: personafl deploy accept {folder} NAME.request",
+        )
+    else:
+        say(out, f"Rehearse it on this machine: personafl deploy up {folder}")
     say(out, f"Then read {layout.operator / 'OPERATOR.md'}")
 
 
@@ -83,6 +91,7 @@ def up(
     need_flower()
     from personafl.backends.deploy import Deployment
     from personafl.backends.deploy.rehearsal import stopping_signals
+    from personafl.backends.deploy.rehearsal_policy import write_policies
     from personafl.report.data import report_data
     from personafl.report.output import write_page
     from personafl.storage.folder import RunFolder
@@ -94,6 +103,7 @@ def up(
         signal.signal(number, stop)
     settings = {} if rounds is None else {"rounds": rounds}
     deployment = Deployment(folder, sites, data=data, proxy=not no_proxy, settings=settings)
+    write_policies(deployment.layout)
 
     def tell(text: str) -> None:
         if not as_json:
@@ -120,6 +130,10 @@ def up(
         table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
     out.print(table)
     say(out, f"Report: {page}")
+
+
+for command in (accept, revoke, rotate, deploy_check, deploy_log):
+    deploy.command(command.__name__.removeprefix("deploy_"))(command)
 
 
 def _rows(deployment: Deployment) -> list[dict[str, Any]]:
@@ -155,13 +169,3 @@ def _line(record: dict[str, Any], manifest: dict[str, Any]) -> str:
     parts += [f"without {site} ({why})" for site, why in (record.get("dropped") or {}).items()]
     parts += [f"{site} diverged" for site in record["failed"]]
     return ", ".join(parts)
-
-
-def need_flower() -> None:
-    """One line where Flower is not installed."""
-    from importlib.util import find_spec
-
-    from personafl.errors import ConfigError
-
-    if find_spec("flwr") is None:
-        raise ConfigError("Flower is not installed, and a federation runs on it: pip install 'personafl[flower]'")

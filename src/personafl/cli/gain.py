@@ -36,6 +36,7 @@ def gain(
 
       personafl gain runs/mnist-selffl-0 --threshold 1.5 --plot gain.pdf
     """
+    from rich.markup import escape
     from rich.table import Table
 
     from personafl.cli.console import out
@@ -57,7 +58,7 @@ def gain(
     shown = values if len(values) <= 2 * rows else [*values[:rows], None, *values[-rows:]]
     table = Table("client", "samples", "steps", "σ²", "weight", "GAIN", "")
     for row in shown:
-        table.add_row(*(["…"] * 7 if row is None else [_brief(row[c]) for c in columns]))
+        table.add_row(*(["…"] * 7 if row is None else [escape(_brief(row[c])) for c in columns]))
     out.print(table)
     said = [sentence(found, threshold), words(measured)]
     for each in reversed(said) if measured.borne_out is False else said:

@@ -40,6 +40,7 @@ def personalize(
 
       personafl personalize runs/texts new.npz --module mymodels.text:Net
     """
+    from rich.markup import escape
     from rich.table import Table
 
     from personafl.cli.console import out
@@ -70,6 +71,8 @@ def personalize(
         return
     table = Table(*rows[0], caption="on their own test samples, where they brought any; loss and correct are means")
     for row in rows:
-        table.add_row(*("–" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
+        table.add_row(
+            *("–" if v is None else f"{v:.4f}" if isinstance(v, float) else escape(str(v)) for v in row.values())
+        )
     out.print(table)
     say(out, f"Models: {out_file}")

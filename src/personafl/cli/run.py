@@ -37,6 +37,10 @@ def run(
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Also tell MLflow there, such as sqlite:///mlflow.db.")
     ] = None,
+    wandb: Annotated[
+        str | None,
+        typer.Option(metavar="PROJECT", help="Also tell Weights & Biases; WANDB_MODE=offline keeps it here."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -59,6 +63,7 @@ def run(
     from personafl.config import read_config
     from personafl.jobs import train_config
     from personafl.runs.trackers import MLflow, TensorBoard
+    from personafl.runs.weights_and_biases import WandB
     from personafl.signals import Interrupted, exit_code, on_stop
     from personafl.training.events import ProgressBar
 
@@ -68,15 +73,17 @@ def run(
     name = folder.resolve().name
     boards = [TensorBoard(tensorboard / name)] if tensorboard else []
     trackers = [MLflow(mlflow, name=name)] if mlflow else []
+    projects = [WandB(wandb, name=name)] if wandb else []
     try:
         with on_stop():
-            done = train_config(settings, folder, resume, [*boards, *trackers, ProgressBar(err)])
+            done = train_config(settings, folder, resume, [*boards, *trackers, *projects, ProgressBar(err)])
     except KeyboardInterrupt as stop:
         saved = isinstance(stop, Interrupted) and stop.saved
         how = "Stopped" if saved else "Stopped at once; the last checkpoint is kept"
         settings_again = [word for part in overrides for word in ("-s", part)]
         settings_again += ["--tensorboard", str(tensorboard)] if tensorboard else []
         settings_again += ["--mlflow", mlflow] if mlflow else []
+        settings_again += ["--wandb", wandb] if wandb else []
         settings_again += ["--data-dir", str(data_dir)] if data_dir else []
         again = shlex.join(["personafl", "run", str(config), *settings_again, "--out", str(folder), "--resume"])
         say(err, f"{how}. Continue with: {again}")

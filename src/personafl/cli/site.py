@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from personafl.cli.console import Json, print_json
-from personafl.cli.deploy import need_flower
+from personafl.cli.console import Json
+from personafl.cli.membership import need_flower, request, show_findings, site_log, verify
 
-site = typer.Typer(help="For a site: is everything ready to join a federation?", rich_markup_mode="rich")
-
-STYLES = {"good": "green", "warning": "yellow", "bad": "red"}
+site = typer.Typer(
+    help="For a site: join a federation, see whether all is ready, and what is on record.", rich_markup_mode="rich"
+)
 
 
 @site.callback()
 def _group() -> None:
-    """For a site: is everything ready to join a federation?"""
+    """For a site: join a federation, see whether all is ready, and what is on record."""
 
 
 @site.command()
@@ -30,7 +30,7 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at data, keys, certificate, programs, disk and clock, without sending anything.
+    """Look at policy, data, keys, certificates, programs, disk and clock, without sending anything.
 
     Exit code 0 when the site can join, 1 when something keeps it from joining.
 
@@ -40,28 +40,11 @@ def check(
 
       personafl site check sites/north/site.toml --connect --json
     """
-    from rich.table import Table
-
-    from personafl.cli.console import out
-
     need_flower()
     from personafl.backends.deploy import check_site
 
-    findings = check_site(config, connect)
-    fit = all(finding.state != "bad" for finding in findings)
-    if as_json:
-        shown = [{"what": f.what, "state": f.state, "about": f.about} for f in findings]
-        print_json({"fit": fit, "findings": shown})
-    else:
-        table = Table("what", "state", "seen")
-        for finding in findings:
-            table.add_row(finding.what, f"[{STYLES[finding.state]}]{finding.state}[/]", _plain(finding.about))
-        out.print(table)
-    if not fit:
-        raise typer.Exit(1)
+    show_findings(check_site(config, connect), as_json)
 
 
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+for command in (request, site_log, verify):
+    site.command(command.__name__.removeprefix("site_"))(command)

@@ -107,7 +107,7 @@ def _line(run: WatchedRun, record: dict[str, Any]) -> str:
     for who, word in (("personal", "personalized"), ("global", "global")):
         if (found := score_in(run.manifest, record, who)) is not None:
             parts.append(f"{word} {found[0].label} {found[1]:.4f}")
-    if record["failed"]:
+    if record.get("failed"):
         parts.append(f"{len(record['failed'])} of {record['active']} updates left out")
     return ", ".join(parts)
 
@@ -154,7 +154,7 @@ def _many(runs: list[WatchedRun]) -> RenderableType:
     for run in sorted(runs, key=lambda run: list(STYLES).index(run.state)):
         curve, each = run.curve("personal"), run.seconds_per_round
         table.add_row(
-            run.path.name,
+            Text(run.path.name),
             Text(run.state, STYLES[run.state]),
             f"{run.round}/{run.rounds}",
             f"{curve[-1]:.4f}" if curve else "–",

@@ -15,12 +15,13 @@ from personafl.algorithms.base import Context, Program, Sent
 from personafl.algorithms.extras import SideBySide, batches_per_step, copies, head_of
 from personafl.algorithms.optimizers import optimizer_state
 from personafl.algorithms.parameter_groups import rate_factors
-from personafl.engines.batches import BatchPlan, draw
+from personafl.engines.batches import BatchPlan, draw, draw_independently
 from personafl.engines.client_data import ClientData
 from personafl.engines.held_back import held_back
 from personafl.engines.work import Result, Work, concatenate, expand_copies
 from personafl.federation import Federation
 from personafl.inputs import Inputs, each_input, some, tensors
+from personafl.kernels.per_sample import PerSample
 from personafl.kernels.statistics import Moments, by_layer
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.settings import Local
@@ -63,6 +64,10 @@ class Engine(ABC):
         self._features = sum(int(np.prod(part.shape[1:])) for part in tensors(federation.x))
 
     # --- what a runner calls -------------------------------------------------------------------------------
+
+    def protect_samples(self, by: PerSample | None) -> None:
+        """Have steps get gradients that are clipped by sample and noisy, or as they are."""
+        self.task.per_sample = by
 
     def run(self, work: Work) -> Result:
         """Run a program for all of its clients."""
@@ -197,13 +202,15 @@ class Engine(ABC):
 
     def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         """Batches as indices into the federation's arrays."""
-        plan = draw(
+        drawn = draw if self.task.per_sample is None else draw_independently
+        plan = drawn(
             self.federation.sizes("train")[work.ids],
             keys,
             self.local.batch_size,
             steps * batches_per_step(work.program),
         )
-        return BatchPlan(plan.positions + self.federation.starts("train")[work.ids][:, None, None], plan.counts)
+        starts = self.federation.starts("train")[work.ids][:, None, None]
+        return BatchPlan(plan.positions + starts, plan.counts, plan.expected)
 
     def _dropout_keys(self, keys: Key, draws: int) -> Tensor:
         """(K, draws) keys for the dropout of each step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from personafl.states import Ints
 from personafl.streams import Key, mix
@@ -14,11 +15,13 @@ from personafl.streams import Key, mix
 class BatchPlan:
     """`positions[k, s]` are the samples of client k's step s, as offsets into its training data.
 
-    `counts[k, s]` of them are real; the rest are padding (and point at a sample of the same client).
+    `counts[k, s]` of them are real; the rest are padding (and point at a sample of the same client). `expected[k]` is
+    how many there are on average, where samples are drawn independently.
     """
 
     positions: Ints
     counts: Ints
+    expected: NDArray[np.float64] | None = None
 
 
 def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
@@ -66,6 +69,37 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
     positions = order[np.minimum(slot, len(order) - 1)]
     positions[epochs == 0] = 0  # a client without steps has no order of its own
     return BatchPlan(positions, counts)
+
+
+def draw_independently(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
+    """Draw batches in which every sample is with probability batch_size / size, independently of all else (Poisson).
+
+    Batches then differ in size, and may be empty: that is what protects a sample by not being looked at, and what
+    `accounting.sample_epsilon` is about. Parameters as of `draw`; 0 takes all samples at every step.
+
+    Examples
+    --------
+    >>> plan = draw_independently(np.array([1000]), np.array([1], np.uint64), batch_size=20, steps=np.array([500]))
+    >>> plan.expected.tolist(), round(float(plan.counts.mean())), round(float(plan.counts.var()))
+    ([20.0], 20, 19)
+    """
+    if batch_size == 0:
+        plan = draw(sizes, keys, 0, steps)
+        return BatchPlan(plan.positions, plan.counts, sizes.astype(np.float64))
+    most = int(steps.max(initial=0))
+    expected = np.minimum(sizes, batch_size).astype(np.float64)
+    counts = np.zeros((len(sizes), most), np.int64)
+    found = []
+    for k, (size, count) in enumerate(zip(sizes.tolist(), steps.tolist(), strict=True)):
+        bits = mix(mix(keys[k], np.arange(count))[:, None], np.arange(size)[None, :])
+        step, position = np.nonzero((bits >> np.uint64(11)) * 2.0**-53 < expected[k] / max(size, 1))
+        counts[k, :count] = np.bincount(step, minlength=count)
+        found.append((step, position))
+    positions = np.zeros((len(sizes), most, max(1, int(counts.max(initial=1)))), np.int64)
+    for k, (step, position) in enumerate(found):
+        first = np.cumsum(counts[k]) - counts[k]
+        positions[k, step, np.arange(len(step)) - first[step]] = position
+    return BatchPlan(positions, counts, expected)
 
 
 def _orders(sizes: Ints, keys: Key, epochs: Ints) -> tuple[Ints, Ints]:

@@ -45,11 +45,13 @@ class LoopEngine(Engine):
         steps, draws, gradients = int(wanted), batches_per_step(work.program), 0
         plan = self._plan(one, key, np.array([steps]))
         dropout = self._dropout_keys(key, steps * draws)
+        expected = None if plan.expected is None else torch.from_numpy(plan.expected).to(self.device)
         for s in range(steps):
             batches = []
             for d in range(s * draws, (s + 1) * draws):
                 x, y = self._gather(torch.from_numpy(plan.positions[0, d, : plan.counts[0, d]]))
-                batches.append(Batch(x, y, torch.ones(len(y), device=self.device), dropout[0, d]))
+                weight = torch.ones(len(y), device=self.device)
+                batches.append(Batch(x, y, weight, dropout[0, d], expected))
             grad = StepBatches(self.task, batches, self._gradient)
             carry = work.program.step(carry, sent, grad, ctx.at_step(s, steps))
             gradients += grad.made

@@ -23,7 +23,7 @@ from personafl.engines.client_data import ClientData
 from personafl.engines.machine import cores, reuse_memory
 from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
-from personafl.engines.work import Result, Work
+from personafl.engines.work import Result, Work, descend, require_none, require_public
 from personafl.inputs import some, tensors, unbound
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, rows
@@ -212,6 +212,7 @@ class _Drawn:
         counts = torch.from_numpy(np.array(plan.counts.T, order="C"))
         self._weight = (torch.arange(self._index.shape[-1]) < counts[..., None]).float().to(engine.device)
         self._dropout = dropout.T.contiguous().to(engine.device)
+        self._expected = None if plan.expected is None else torch.from_numpy(plan.expected).to(engine.device)
         self._begin = self._end = 0
 
     def batch(self, draw: int, live: int) -> Batch:
@@ -224,9 +225,10 @@ class _Drawn:
             self._fetched = list(zip(unbound(x), y.unbind(0), strict=True))
         x, y = self._fetched[place - self._begin]
         weight, key = self._weight[draw], self._dropout[draw]
+        expected = None if self._expected is None else self._expected[:live]
         if live == len(y) == len(weight):
-            return Batch(x, y, weight, key)
-        return Batch(some(x, slice(live)), y[:live], weight[:live], key[:live])
+            return Batch(x, y, weight, key, expected)
+        return Batch(some(x, slice(live)), y[:live], weight[:live], key[:live], expected)
 
 
 class StackedBatches:
@@ -242,11 +244,19 @@ class StackedBatches:
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         self.made += 1
-        function = partial(self._task.gradient_stacked, batch=self._batches[batch], objective=objective)
+        private, here = self._task.per_sample, self._batches[batch]
+        if private is not None:
+            require_none(extra)
+            noisy = partial(private.gradient_stacked, self._task, batch=here, objective=objective, number=self.made)
+            return outside_vmap(noisy, self._row, theta)
+        function = partial(self._task.gradient_stacked, batch=here, objective=objective)
         return outside_vmap(function, self._row, theta, **extra)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
         """One step of SGD in place, for all clients at once; `proximal` is (factor, anchor)."""
+        if self._task.per_sample is not None:
+            descend(self(theta), theta, lr, proximal)
+            return
         self.made += 1
         function = partial(self._task.descend_stacked, batch=self._batches[0], lr=lr)
         if proximal is None:
@@ -256,11 +266,13 @@ class StackedBatches:
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """Outputs in evaluation mode for the samples of a batch."""
+        require_public(self._task)
         here = self._batches[batch]
         return outside_vmap(partial(self._task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
 
     def features(self, theta: Tensor, batch: int = 0) -> Tensor:
         """The features of the samples of a batch."""
+        require_public(self._task)
         here, task = self._batches[batch], self._task.with_features
         both = outside_vmap(partial(task.predict_stacked, x=here.x, weight=here.weight), self._row, theta)
         return self._task.features_of(both)

@@ -17,6 +17,7 @@ from torch import Tensor
 from personafl.engines.base import Split
 from personafl.engines.stacked import StackedEngine
 from personafl.engines.work import Result, Work, concatenate
+from personafl.kernels.per_sample import PerSample
 from personafl.states import Ints, rows
 
 Part = TypeVar("Part")
@@ -37,6 +38,10 @@ class ThreadedEngine(StackedEngine):
         ]
         # The number of torch threads belongs to the thread that sets it.
         self._pool = ThreadPoolExecutor(self.threads, "personafl", initializer=torch.set_num_threads, initargs=(1,))
+
+    def protect_samples(self, by: PerSample | None) -> None:
+        for engine in (super(), *self._workers):
+            engine.protect_samples(by)
 
     def run(self, work: Work) -> Result:
         parts = self._deal(work.ids, "train")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from personafl.algorithms.base import Program, Sent
 from personafl.algorithms.extras import SideBySide
+from personafl.kernels.per_sample import refused
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, each, joined
 
@@ -59,24 +60,46 @@ class StepBatches:
 
     def __call__(self, theta: Tensor, batch: int = 0, objective: Objective | None = None, **extra: Tensor) -> Tensor:
         self.made += 1
-        return self._gradient(theta, self._batches[batch], objective, extra)
+        here, private = self._batches[batch], self._task.per_sample
+        if private is None:
+            return self._gradient(theta, here, objective, extra)
+        require_none(extra)
+        return private.gradient(self._task, theta, here, objective, self.made)
 
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
         """One step of SGD in place, of the loss plus proximal[0]/2 · ‖theta - proximal[1]‖²."""
-        gradient = self(theta)
-        if proximal is not None:
-            gradient = gradient + proximal[0] * (theta - proximal[1])
-        theta.sub_(gradient, alpha=lr)
+        descend(self(theta), theta, lr, proximal)
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """Outputs in evaluation mode for the samples of a batch."""
+        require_public(self._task)
         here = self._batches[batch]
         return self._task.predict(theta, here.x, here.weight)
 
     def features(self, theta: Tensor, batch: int = 0) -> Tensor:
         """The features of the samples of a batch."""
+        require_public(self._task)
         here = self._batches[batch]
         return self._task.features_of(self._task.with_features.predict(theta, here.x, here.weight))
+
+
+def descend(gradient: Tensor, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
+    """One step of SGD in place, with the pull of `proximal` (factor, anchor)."""
+    if proximal is not None:
+        gradient = gradient + proximal[0] * (theta - proximal[1])
+    theta.sub_(gradient, alpha=lr)
+
+
+def require_public(task: Task) -> None:
+    """Refuse to show outputs for samples that steps may only see as noisy gradients."""
+    if task.per_sample is not None:
+        raise refused("it looks at outputs for samples")
+
+
+def require_none(extra: State) -> None:
+    """Refuse gradients whose loss depends on more than outputs and labels: it may be made of other samples."""
+    if extra:
+        raise refused(f"its loss takes more than a sample's outputs and label ({', '.join(extra)})")
 
 
 def concatenate(results: list[Result]) -> Result:

@@ -9,27 +9,41 @@ import numpy as np
 from personafl.federation.arrays import SPLITS, Stored
 from personafl.federation.checks import listing, many
 from personafl.inputs import dtype_of, parts, shape_of
+from personafl.notebook import bars, card, lines
 
 
 def federation_lines(fed: Stored) -> list[str]:
     """Clients, samples, splits, features and labels, and the notes."""
+    title, facts = federation_facts(fed)
+    return [title, *(f"  {name:9} {fact}" for name, fact in facts.items()), *(f"  note: {note}" for note in fed.notes)]
+
+
+def federation_html(fed: Stored) -> str:
+    """The same for a notebook, with how the samples are spread."""
+    title, facts = federation_facts(fed)
+    sizes = (fed.bounds[:, 3] - fed.bounds[:, 0]).tolist()
+    drawn = bars(sizes, "samples of each client, the largest first") if len(sizes) > 1 else ""
+    return card(title, facts, drawn, lines(f"note: {note}" for note in fed.notes))
+
+
+def federation_facts(fed: Stored) -> tuple[str, dict[str, str]]:
+    """A title, and what there is to know by name."""
     sizes = fed.bounds[:, 3] - fed.bounds[:, 0]
     samples = f"{len(fed.y):,} samples, {_from_to(sizes)} a client"
     counts = {split: fed.sizes(split) for split in SPLITS}
     shares = ", ".join(f"{split} {int(count.sum()):,}" for split, count in counts.items())
     without = int((counts["test"] == 0).sum())
     nobody = "; nobody has test samples" if without == len(fed) else f"; {many(without, 'client')} without test samples"
-    lines = [
-        f"Federation {fed.name!r}: {many(len(fed), 'client')} ({listing(fed.ids, 3)}), {samples}",
-        f"  splits    {shares}{nobody if without else ''}",
-        f"  features  {_features(fed)}",
-        f"  labels    {_labels(fed)}",
-    ]
+    facts = {
+        "splits": f"{shares}{nobody if without else ''}",
+        "features": _features(fed),
+        "labels": _labels(fed),
+    }
     if fed.groups is not None:
-        lines.append(f"  groups    {listing([f'{group} ({n})' for group, n in Counter(fed.groups).most_common()])}")
+        facts["groups"] = listing([f"{group} ({n})" for group, n in Counter(fed.groups).most_common()])
     if fed.constants:
-        lines.append(f"  constants {', '.join(fed.constants)}")
-    return [*lines, *(f"  note: {note}" for note in fed.notes)]
+        facts["constants"] = ", ".join(fed.constants)
+    return f"Federation {fed.name!r}: {many(len(fed), 'client')} ({listing(fed.ids, 3)}), {samples}", facts
 
 
 def _features(fed: Stored) -> str:

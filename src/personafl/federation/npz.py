@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.errors import DataError
+from personafl.storage.unpacked import VARIABLE, check_unpacked
 
 Shape = tuple[int | None, ...]
 """The shape that an array must have; None stands for any length of at least 1."""
@@ -47,6 +48,7 @@ def read_npz(file: Path, arrays: Mapping[str, Shape | None], kinds: str = "u") -
                 raise DataError(f"{file} has no array {lacking[0]!r}; expected {', '.join(arrays)}, found {found}")
             if any(held[f"{name}.npy"].compress_size > file.stat().st_size for name in arrays):
                 raise DataError(f"{file} claims to hold more bytes than it has; get the file again")
+            check_unpacked(sum(held[f"{name}.npy"].file_size for name in arrays), file.stat().st_size)
             return {
                 name: _read_npy(f"{file}: {name}", archive, held[f"{name}.npy"], shape, kinds)
                 for name, shape in arrays.items()
@@ -65,6 +67,7 @@ def read_npz_pickle(file: Path, name: str) -> bytes:
                 raise DataError(f"{file} has no array {name!r}; found {found}")
             info, what = held[f"{name}.npy"], f"{file}: {name}"
             check_member(what, info)
+            check_unpacked(info.file_size, file.stat().st_size)
             if info.compress_size > file.stat().st_size or info.file_size > _MOST_PICKLED:
                 raise DataError(f"{what} claims {info.file_size} bytes, more than {_MOST_PICKLED} or than there are")
             with archive.open(info) as stream:
@@ -132,4 +135,4 @@ def check_shape(what: str, found: Sequence[int], shape: Shape | None) -> None:
 def damaged(file: Path, error: BaseException) -> DataError:
     """The error for a file that cannot be read."""
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return DataError(f"cannot read {file}: {reason[:200]}; get the file again")
+    return DataError(f"cannot read {file}: {reason[:200]}{'' if VARIABLE in reason else '; get the file again'}")

@@ -22,7 +22,7 @@ from personafl.federation.checks import (
     check_labels,
     check_structure,
 )
-from personafl.federation.description import federation_lines
+from personafl.federation.description import federation_html, federation_lines
 from personafl.inputs import Inputs, as_state, some
 from personafl.pretrained.backbone import Raw
 from personafl.streams import name_key
@@ -66,6 +66,9 @@ class SampleStore:
 
     def __repr__(self) -> str:
         return "\n".join(federation_lines(self))
+
+    def _repr_html_(self) -> str:
+        return federation_html(self)
 
     def starts(self, split: Split) -> Indices:
         """Where each client's samples of a split start, (M,)."""

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from personafl.errors import DataError
+from personafl.storage.unpacked import VARIABLE, check_unpacked, parquet_batches
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
 """How the name of a file that is a table ends."""
@@ -94,8 +95,8 @@ def _open_file(path: Path) -> Table:
 
 def _open_parquet(path: Path) -> Table:
     def read(columns: Sequence[str], numbers: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with _named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield from file.iter_batches(ROWS_AT_ONCE, columns=list(columns))
+        with _named(path):
+            yield from parquet_batches(path, ROWS_AT_ONCE, columns)
 
     with pq.ParquetFile(path) as file:
         return Table(str(path), file.schema_arrow, read)
@@ -128,8 +129,12 @@ def _open_csv(path: Path) -> Table:
     def read(columns: Sequence[str], numbers: Sequence[str]) -> Iterator[pa.RecordBatch]:
         types = {name: pa.float64() if name in numbers else pa.string() for name in columns}
         types |= {name: pa.bool_() for name in numbers if pa.types.is_boolean(schema.field(name).type)}
+        packed, size = path.stat().st_size, 0
         with _named(path, header), start(include_columns=list(columns), column_types=types) as reader:
-            yield from reader
+            for batch in reader:
+                size += batch.nbytes
+                check_unpacked(size, packed)
+                yield batch
 
     return Table(str(path), schema, read, typed=False)
 
@@ -175,6 +180,8 @@ def _explained(path: Path, message: str, header: Sequence[str]) -> str:
         return f"{path} has a row of more than {_BLOCK >> 20} MB, or a quote that is never closed; expected a CSV table"
     if "Empty CSV file" in message:
         return f"{path} has no row; expected a line with the names of the columns, then a row a sample"
+    if VARIABLE in message:
+        return f"cannot read {path}: {message}"
     return f"cannot read {path}: {message}; expected {'a CSV' if '.csv' in path.name else 'a parquet'} table"
 
 

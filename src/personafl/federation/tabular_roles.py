@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,7 @@ def _index(schema: pa.Schema) -> set[str]:
 def check_columns(table: Table, columns: Columns, features: Sequence[str]) -> None:
     """Every column is there, once, has one use and a type that suits it."""
     names = table.schema.names
+    times = Counter(names)
     roles = {"client": columns.client, "group": columns.group, "split": columns.split, "time": columns.time}
     uses = [(role, name) for role, name in roles.items() if name is not None]
     uses += [("label", name) for name in columns.labels]
@@ -98,12 +100,12 @@ def check_columns(table: Table, columns: Columns, features: Sequence[str]) -> No
     for role, name in uses:
         if not isinstance(name, str):
             raise ConfigError(f"{role} = {name!r}: columns have names, such as {names[0]!r}")
-        if name not in names:
+        if name not in times:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise DataError(f"{table.where} has no column {name!r} ({role}); {hint}its columns: {_some(names)}")
-        if names.count(name) > 1:
-            raise DataError(f"{table.where} has {names.count(name)} columns {name!r}; give each a name of its own")
+        if times[name] > 1:
+            raise DataError(f"{table.where} has {times[name]} columns {name!r}; give each a name of its own")
         if name in seen:
             raise ConfigError(f"column {name!r} is named as {seen[name]} and as {role}; it can be one of them only")
         seen[name] = role

@@ -23,6 +23,8 @@ def config_job_to_fit(config: Config) -> Job:
         )
     if config.privacy is not None:
         raise ConfigError("[privacy]: a fit tries many trainings, whose privacy would add up; leave it out")
+    if config.robust is not None:
+        raise ConfigError("[robust]: a fit trains where nobody attacks; leave it out, and put it into chosen.toml")
     federation = with_validation(config.federation(), config.seed)
     for note in federation.notes:
         log.warning("%s", note)

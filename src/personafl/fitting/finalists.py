@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from personafl.engines import Engine
@@ -21,6 +19,7 @@ from personafl.kernels.losses import couples_samples
 from personafl.kernels.task import Task
 from personafl.runs.run import Run
 from personafl.states import Ints
+from personafl.storage.reading import open_tensors, parsed, read_tensors
 from personafl.tasks import LearningTask
 
 MOST = 6
@@ -105,10 +104,10 @@ def theta_of(run: Run, who: str, ids: Sequence[str]) -> Tensor:
     """The parameters of these clients' models (K, P), or of the one for everybody (P,), as engines take them."""
     task = run.task
     if who == "global":
-        with safe_open(run.folder.models / "global.safetensors", "pt") as file:
-            return task.vector({name: file.get_tensor(name) for name in list(file.keys())})
-    with safe_open(run.folder.models / "personal.safetensors", "pt") as file:
-        known = {client: row for row, client in enumerate(json.loads(file.metadata()["clients"]))}
+        return task.vector(read_tensors(run.folder.models / "global.safetensors"))
+    with open_tensors(path := run.folder.models / "personal.safetensors") as file:
+        listed = parsed((file.metadata() or {}).get("clients", "[]"), list[str], path)
+        known = {client: row for row, client in enumerate(listed)}
         names = [*task.names, *(n for n in task.statistic_names if n in set(file.keys()))]
         rows = torch.tensor([known.get(client, -1) for client in ids])
         parts = []
@@ -117,8 +116,7 @@ def theta_of(run: Run, who: str, ids: Sequence[str]) -> Tensor:
             parts.append(tensor[rows.clamp(min=0)].reshape(len(ids), -1).float())
     theta = torch.cat(parts, 1)
     if (rows < 0).any():  # never active, in a large federation: they share a model
-        with safe_open(run.folder.models / "others.safetensors", "pt") as file:
-            theta[rows < 0] = task.vector({name: file.get_tensor(name) for name in list(file.keys())})
+        theta[rows < 0] = task.vector(read_tensors(run.folder.models / "others.safetensors"))
     return theta
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from personafl.algorithms import Algorithm, Separate
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
-from personafl.files import make_folder, write_text
+from personafl.files import make_folder, private_opener, write_text
 from personafl.fitting import ending
 from personafl.fitting.budget import Clock, now, seconds_of, written
 from personafl.fitting.candidates import Candidate, Outcome, Portfolio
@@ -35,6 +35,7 @@ from personafl.registry import described
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.storage.folder import RunFolder, without_none
+from personafl.storage.reading import content, read_json
 from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import check_federation, check_model, check_seed, check_settings
 from personafl.training.job import Job
@@ -247,10 +248,7 @@ def _check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
     if not file.exists():
         write_text(file, json.dumps(now, indent=1) + "\n")
         return
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
+    before = read_json(file, dict[str, Any])
     for key, value in now.items():
         if before.get(key) != value:
             raise RunError(
@@ -264,7 +262,7 @@ def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome) -> None:
         "number": candidate.number, "method": candidate.method, "settings": candidate.settings,
         **{key: None if value != value else value for key, value in vars(outcome).items()},  # NaN is none in JSON
     }  # fmt: skip
-    with (folder / TRIALS_FILE).open("a", encoding="utf-8") as file:
+    with open(folder / TRIALS_FILE, "a", encoding="utf-8", opener=private_opener) as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -273,7 +271,7 @@ def _read_trials(folder: Path, search: Search) -> float:
     spent = 0.0
     known: dict[int, Candidate] = {}
     file = folder / TRIALS_FILE
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else [], 1):
+    for number, line in enumerate(content(file).splitlines() if file.exists() else [], 1):
         try:
             found = json.loads(line)
             score, common, seconds = (_number(found[key]) for key in ("score", "global_score", "seconds"))
@@ -284,7 +282,13 @@ def _read_trials(folder: Path, search: Search) -> float:
             candidate = known.setdefault(
                 int(found["number"]), Candidate(int(found["number"]), str(found["method"]), dict(found["settings"]))
             )
-        except (ValueError, KeyError, TypeError):  # the line in flight when the process was killed
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ):  # the line in flight when the process was killed
             log.warning("%s, line %d cannot be read and is left out", file, number)
             continue
         if outcome.folder and not RunFolder(folder / "candidates" / outcome.folder).exists:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import ArrayLike
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -27,12 +28,17 @@ from personafl.fitting.choice import Floats
 from personafl.fitting.ending import Ending, interval, measured
 from personafl.fitting.finalists import labels, outputs_of, theta_of
 from personafl.fitting.mixture import MixedModel, mixed_outputs, stacked_mixtures
+from personafl.fitting.plots import FitPlots
 from personafl.fitting.search import Search
 from personafl.metrics.measures import LOSS, Measure
 from personafl.metrics.permutation import sign_flip
+from personafl.notebook import card, grid, lines
 from personafl.report.data import report_data
 from personafl.report.output import default_page, write_page
+from personafl.runs.frames import Frame, as_frame
 from personafl.runs.run import Run
+from personafl.storage import schemas
+from personafl.storage.reading import read_json
 from personafl.study.differences import LEVEL
 from personafl.training.job import Job
 
@@ -73,13 +79,29 @@ class Fit(Run):
     def __repr__(self) -> str:
         return "\n".join(["Fit of a model for each client", *(f"  {line}" for line in self.sentences())])
 
+    def _repr_html_(self) -> str:
+        header, rows = self._finalists()
+        return card(
+            "Fit of a model for each client", {"folder": str(self.path)}, lines(self.sentences()), grid(header, rows)
+        )
+
+    @property
+    def plot(self) -> FitPlots:
+        """Pictures by matplotlib: `fit.plot.gains()`, `.weights()`, `.tried()`, `.clients()`, `.curves()`."""
+        return FitPlots(self, self.summary)
+
     # --- numbers -----------------------------------------------------------------------------------------------
 
-    def table(self) -> pa.Table:
+    def table(self, frame: Frame | None = None) -> pa.Table:
         """A row for each client: what it got, how good that is on its test data, and what it gains.
 
         `gain_over_alone` and `gain_over_global` are positive where the fit is better. `needs_others` is false for
         clients whose model is (almost) the one that they train alone.
+
+        Parameters
+        ----------
+        frame
+            `pandas` or `polars`; left out, a pyarrow table.
         """
         clients, measure = self.clients(), self.primary
         sign = measure.better or 1
@@ -101,7 +123,7 @@ class Fit(Run):
             "gain_over_global": _nullable(sign * (own - common)),
             "needs_others": pa.array(apart < ALONE),
         }
-        return pa.table(columns)
+        return as_frame(pa.table(columns), frame)
 
     @property
     def weights(self) -> Floats:
@@ -124,20 +146,31 @@ class Fit(Run):
     def show(self, console: Console | None = None) -> None:
         """Print the finalists and what came out."""
         console = console or Console()
-        measure = self.primary
-        table = Table(
-            "finalist", "settings", "rounds", f"{measure.label}, validation", "clients that use it", "mean weight"
-        )
-        weights = self.weights
+        header, rows = self._finalists()
+        table = Table(*header)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        for sentence in self.sentences():
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+    def _finalists(self) -> tuple[list[str], list[list[str]]]:
+        """A table of the finalists: its header and its rows."""
+        measure, weights, rows = self.primary, self.weights, []
         for f, model in enumerate(self.summary["finalists"]):
             settings = ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in model["settings"].items())
             value = (measure.better or 1) * model["score"]
             used = int((weights[:, f] > 0).sum())
-            table.add_row(model["label"], settings or "as given", str(model["rounds"]), measure.write(value), str(used),
-                          f"{weights[:, f].mean():.2f}")  # fmt: skip
-        console.print(table)
-        for sentence in self.sentences():
-            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            rows.append([model["label"], settings or "as given", str(model["rounds"]), measure.write(value), str(used),
+                         f"{weights[:, f].mean():.2f}"])  # fmt: skip
+        return [
+            "finalist",
+            "settings",
+            "rounds",
+            f"{measure.label}, validation",
+            "clients that use it",
+            "mean weight",
+        ], rows
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report page: which model for whom, who gains, what was tried."""
@@ -227,15 +260,9 @@ def is_fit(path: Path) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        known = ("finalists", "weights", "clients", "newcomer", "test", "sentences")
-        if missing := [key for key in known if key not in found]:
-            raise ValueError(f"it lacks {missing[0]}")
+        return dict(read_json(file, schemas.Fit))
     except FileNotFoundError:
         raise RunError(f"{file.parent} holds no finished fit: go on with resume (--resume)") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
-    return dict(found)
 
 
 def _nullable(values: Floats) -> pa.Array:

@@ -19,6 +19,7 @@ from personafl.kernels.frame import Frame
 from personafl.kernels.layers import replace_layers
 from personafl.kernels.losses import Objective, WithLoss, added_to_loss, couples_samples, mean_loss, weighted
 from personafl.kernels.outputs import logits
+from personafl.kernels.per_sample import PerSample
 from personafl.kernels.randomness import keyed_draws, line_that_draws, other_generators
 from personafl.kernels.stacked_model import LOW, Move, low_types, move_constants, moves
 from personafl.kernels.statistics import Enough, Moments, Recorder, running
@@ -31,13 +32,15 @@ from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regre
 class Batch:
     """Samples of one client (or, with a leading axis on every field, of several).
 
-    `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step.
+    `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step. `expected` is the size
+    that batches have on average, where samples are drawn independently (`per_sample`).
     """
 
     x: Inputs
     y: Tensor
     weight: Tensor
     key: Tensor
+    expected: Tensor | None = None
 
 
 LOSSES: dict[str, type[LearningTask]] = {"cross_entropy": Classification, "mse": Regression}
@@ -62,6 +65,7 @@ class ClientTask(ParameterVector):
         self.objective: Objective = self.kind.objective
         self.metrics: dict[str, Objective] = self.kind.summed
         self.inner: nn.Module | None = None
+        self.per_sample: PerSample | None = None
         self.frame = Frame()
         self._training = replace_layers(_copied(module), self.frame)
         self._inference = replace_layers(_copied(module), self.frame).eval()

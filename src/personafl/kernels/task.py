@@ -47,6 +47,8 @@ class Task(ClientTask):
         The task: its loss is `objective`, and `metrics` are the functions whose sums over samples evaluation gives.
     inner
         The user's module, where an algorithm has put another one around it (`extras.WrapsModule`).
+    per_sample
+        What engines do to the gradients of samples before a step sees their mean: clipping and noise, or None.
 
     Examples
     --------
@@ -72,7 +74,7 @@ class Task(ClientTask):
     def copy(self) -> Task:
         """The same task with modules of its own, for another thread."""
         other = Task(self.template, self.kind)
-        other.precision, other.inner = self.precision, self.inner
+        other.precision, other.inner, other.per_sample = self.precision, self.inner, self.per_sample
         other.frame.draws = dict(self.frame.draws)
         if self._together is not None:
             other.frame.axes = self.frame.axes

@@ -17,6 +17,8 @@ from personafl.training.evaluation import WHO
 
 MOST_VALUES = 150_000
 """Clients × runs beyond which only every so-many-th client is shown, so that a page stays small."""
+MOST_CELLS = 20_000_000
+"""Clients × classes beyond which classes are not counted."""
 MOST_COLUMNS = 240
 """Columns of the picture of classes; more clients share them."""
 _COMMON = {
@@ -92,6 +94,8 @@ class _Federation:
         if len(label) == 0 or (who < 0).any() or (label < 0).any():
             return
         classes = max(int(self.classes or 0), int(label.max()) + 1)
+        if self.count * classes > MOST_CELLS:
+            return
         self.counts = np.bincount(who * classes + label, minlength=self.count * classes).reshape(self.count, classes)
 
     def order(self) -> tuple[Ints, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from personafl.errors import PersonaflError
@@ -23,6 +22,7 @@ from personafl.report.numbers import rounded
 from personafl.report.origin import again, facts, settings
 from personafl.report.runs import Reported, find_runs
 from personafl.runs.run import Run
+from personafl.study.audit import read_audit
 from personafl.study.columns import NO_CONTEST
 from personafl.study.judgement import Judgement, judge, rows_of
 from personafl.study.tables import caption, json_values
@@ -32,7 +32,7 @@ from personafl.version import __version__
 
 MOST_POINTS = 400
 """Rounds that a learning curve keeps."""
-TROUBLE = (PersonaflError, OSError, pa.ArrowException, ValueError, KeyError, IndexError)
+TROUBLE = (PersonaflError, OSError)
 """What reading a folder may raise while a run is writing there."""
 
 
@@ -96,6 +96,9 @@ def _made(found: Reported) -> dict[str, Any]:
         ],
         "distillation": _each(found, distillation),
         "detection": _each(found, detection),
+        "audits": [
+            made | {"run": number} for number, (_, _, run) in enumerate(found.runs) if (made := read_audit(run))
+        ],
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from personafl.errors import RunError
 from personafl.files import disk_errors, write_atomically
-from personafl.report.palette import LIGHT, MARKERS
+from personafl.palette import LIGHT, MARKERS
 
 MAKER = "personafl report"
 FORMATS = {".png": {"Software": MAKER}, ".pdf": {"Creator": MAKER, "CreationDate": None}}

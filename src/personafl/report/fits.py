@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from personafl.errors import RunError
 from personafl.report.clients import Ints
 from personafl.report.numbers import rounded
 
@@ -29,10 +28,7 @@ def fit_data(fitted: Mapping[str, Any], methods: Sequence[str], kept: Ints) -> d
     """
     if not fitted:
         return None
-    try:
-        return _made(fitted, list(methods), kept)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RunError(f"fit.json of the fit cannot be read: {error!r}; make it again with --resume") from error
+    return _made(fitted, list(methods), kept)
 
 
 def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from scipy.special import ndtr, ndtri
 
 from personafl import metrics
 from personafl.report.numbers import rounded
 from personafl.runs.run import Run
+from personafl.storage.reading import open_tensors
 from personafl.study.differences import Floats
 from personafl.study.values import floats
 
@@ -56,13 +56,10 @@ def collaboration(run: Run, order: tuple[NDArray[np.int64], str]) -> dict[str, A
     clients, by = order
     if not files or len(clients) > MOST_CLIENTS:
         return None
-    try:
-        with safe_open(files[-1], "np") as file:
-            if "weights" not in file.keys() or file.get_slice("weights").get_shape() != [len(clients)] * 2:  # noqa: SIM118
-                return None
-            weights: Floats = np.asarray(file.get_tensor("weights"), np.float64)
-    except (OSError, SafetensorError):
-        return None
+    with open_tensors(files[-1], "np") as file:
+        if "weights" not in file.keys() or file.get_slice("weights").get_shape() != [len(clients)] * 2:  # noqa: SIM118
+            return None
+        weights: Floats = np.asarray(file.get_tensor("weights"), np.float64)
     own = np.diag(weights).copy()
     np.fill_diagonal(weights, 0.0)
     blocks = np.array_split(clients, min(len(clients), MOST_BLOCKS))

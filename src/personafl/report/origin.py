@@ -15,7 +15,8 @@ from personafl.runs.run import Run
 from personafl.settings import Schedule
 from personafl.study.values import floats
 
-_OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy")  # what a [methods] table may hold
+_OF_A_METHOD = ("algorithm", "rounds", "activity", "local", "model", "privacy", "robust")
+"""What a [methods] table may hold."""
 _OF_SCHEDULE = [f.name for f in fields(Schedule) if f.name not in _OF_A_METHOD]
 _SHARED = ("data", "partition", "splits", "splitting", *_OF_SCHEDULE)
 
@@ -39,6 +40,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("loss", [_resolved(run, "loss") for run in runs]),
         ("local training", [_table(run.manifest.get("local")) for run in runs]),
         ("privacy", _privacy(found)),
+        ("robust aggregation", [_table(run.manifest.get("robust")) for run in runs]),
         ("engine", [_engine(run) for run in runs]),
         ("versions", [_table(run.manifest.get("versions")) for run in runs]),
         ("data fingerprint", [f"{_resolved(run, 'fingerprint')} (seed {run.manifest['seed']})" for run in runs]),
@@ -83,8 +85,9 @@ def again(found: Reported) -> dict[str, str] | None:
     if len(runs) == 1:
         return _written({**config, "algorithm": first["algorithm"]}, ["personafl", "run", "config.toml"])
     methods = {m: next(iter(runs.values())).manifest for m, runs in found.methods.items()}
-    if any(m.get("privacy") != first.get("privacy") for m in manifests):
-        config.pop("privacy", None)  # a method cannot do without what the config says for all
+    for key in ("privacy", "robust"):
+        if any(m.get(key) != first.get(key) for m in manifests):
+            config.pop(key, None)  # a method cannot do without what the config says for all
     config["methods"] = {
         m: {key: own[key] for key in _OF_A_METHOD if key in own and (key == "algorithm" or own[key] != config.get(key))}
         for m, own in methods.items()
@@ -136,12 +139,15 @@ def _privacy(found: Reported) -> list[str]:
         settings = private[0].manifest["privacy"]
         spent = np.concatenate([floats(run.clients(), "epsilon") for run in private])
         spent = spent[~np.isnan(spent)]  # who was not heard did not tell
+        by_sample = settings.get("unit") == "sample"
         text = f"clip = {settings['clip']}, noise = {settings['noise']}"
+        text += " in every local step" if by_sample else " at the server" if "noise_at" in settings else ""
         if not settings["noise"]:
             text += ": no guarantee (clipping only)"
         elif len(spent):
             most, median = spent.max(), np.median(spent)
-            text += f": ε = {most:.3g} at most, {median:.3g} in the median client, at δ = {settings['delta']}"
+            text += ": for a training sample, " if by_sample else ": "
+            text += f"ε = {most:.3g} at most, {median:.3g} in the median client, at δ = {settings['delta']}"
             if any(run.manifest["resolved"].get("engine") != "flower" for run in private):
                 text += ", if the noise were secret: in a simulation it follows from the seed"
         made.append(f"{method}: {text}" if len(found.methods) > 1 else text)

@@ -26,6 +26,7 @@ const SECTIONS = [
   ["collaboration", "FedAMP"],
   ["distillation", "PersFL"],
   ["detection", "DET"],
+  ["audit", "Audit"],
   ["clients", "Table"],
   ["origin", "What was run"],
 ];
@@ -56,6 +57,7 @@ function start() {
     collaboration: data.collaboration.length,
     distillation: data.distillation.length,
     detection: data.detection.length,
+    audit: data.audits.length,
     clients: trained,
     origin: true,
   };
@@ -118,6 +120,7 @@ function start() {
     figure("det");
     drawRates();
   }
+  if (has.audit) drawAudits();
   drawLegends();
   drawOrigin();
   byId("footer").textContent =

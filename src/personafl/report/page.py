@@ -15,10 +15,10 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from personafl.report.palette import DARK, LIGHT
+from personafl.palette import DARK, LIGHT
 
 MARK = '<meta name="generator" content="personafl report">'
-SCRIPTS = ("elements", "draw", "readout", "figures", "spread", "special", "tables", "sections", "fit", "page")
+SCRIPTS = ("elements", "draw", "readout", "figures", "spread", "special", "tables", "sections", "fit", "audit", "page")
 _DARK = """--paper: #14171c; --ink: #e9ebee; --soft: #a1abb7; --rule: #2e343d; --tint: #1c2128; --accent: #85b8f7;
  --good: #7db4f5; --bad: #f0925f; --warn: #33290f; --warn-ink: #f1dca6;
  --ramp0: #1b2028; --ramp1: #214a78; --ramp2: #4f93d8; --ramp3: #d3e8ff; color-scheme: dark;"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from personafl.errors import RunError
 from personafl.report.fits import ROW_OF
 from personafl.runs.run import Run
+from personafl.storage.reading import read_json
+from personafl.storage.schemas import Comparison, Fit
 from personafl.study.judgement import by_method, open_runs
 
 SUMMARY, FIT = "comparison.json", "fit.json"
@@ -62,9 +63,7 @@ def find_runs(paths: Sequence[Path]) -> Reported:
         for path, summary in summaries.items():
             inside = [p for runs in _listed(path, summary).values() for p in runs.values()]
             opened += [Run(p) for p in inside] if inside else open_runs([path])
-        _check(opened)
         methods = by_method(opened)
-    _check(opened)
     waiting = [run for run in opened if not _evaluated(run)]
     left = {run.path for run in waiting}
     methods = {m: {seed: run for seed, run in runs.items() if run.path not in left} for m, runs in methods.items()}
@@ -76,16 +75,7 @@ def fit_of(path: Path) -> dict[str, Any]:
     file = path / FIT
     if not file.is_file() or not (path / "run.toml").is_file():
         return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        names = [model["folder"] for model in found["finalists"]]
-        labels = [model["label"] for model in found["finalists"]]
-        ok = all(isinstance(name, str) and Path(name).name == name for name in names) and len(set(labels)) == len(names)
-    except (OSError, ValueError, KeyError, TypeError):
-        ok = False
-    if not ok:
-        raise RunError(f"{file} cannot be read: make it again with personafl fit --resume")
-    return dict(found)
+    return dict(read_json(file, Fit))
 
 
 def _of_fit(path: Path, fitted: dict[str, Any], title: str) -> Reported:
@@ -96,7 +86,6 @@ def _of_fit(path: Path, fitted: dict[str, Any], title: str) -> Reported:
     for model in fitted["finalists"]:
         name = ROW_OF.get(model["label"], model["label"])
         methods.setdefault(name, {seed: Run(path / "candidates" / model["folder"])})
-    _check([run for runs in methods.values() for run in runs.values()])
     comparison = {"added": [], "failures": [], "searches": [], "fit": fitted}
     return Reported(methods, title, comparison=comparison)
 
@@ -105,14 +94,7 @@ def _summary(path: Path) -> dict[str, Any]:
     file = path / SUMMARY
     if (path / "run.toml").is_file() or not file.is_file():
         return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        ok = isinstance(found["runs"], dict) and all(isinstance(runs, dict) for runs in found["runs"].values())
-    except (OSError, ValueError, KeyError, TypeError):
-        ok = False
-    if not ok:
-        raise RunError(f"{file} cannot be read: make it again with personafl compare, or remove it")
-    return {"searches": [], "failures": [], "added": [], **found}
+    return {"searches": [], "failures": [], "added": [], **read_json(file, Comparison)}
 
 
 def _listed(path: Path, summary: dict[str, Any]) -> dict[str, dict[int, Path]]:
@@ -120,20 +102,8 @@ def _listed(path: Path, summary: dict[str, Any]) -> dict[str, dict[int, Path]]:
     out: dict[str, dict[int, Path]] = {}
     for method, runs in summary.get("runs", {}).items():
         for seed, name in runs.items():
-            if not str(seed).isdecimal() or not isinstance(name, str) or Path(name).name != name:
-                raise RunError(f"{path / SUMMARY} names {name!r} as the run of {method}, seed {seed}: it is damaged")
             out.setdefault(str(method), {})[int(seed)] = path / name
     return out
-
-
-def _check(runs: Sequence[Run]) -> None:
-    for run in runs:
-        manifest = run.manifest
-        tables = (manifest.get("algorithm"), manifest.get("resolved"))
-        if not all(isinstance(table, dict) for table in tables) or not isinstance(manifest.get("seed"), int):
-            raise RunError(f"{run.path}/run.toml lacks algorithm, resolved or seed: it is not that of a run")
-        if "name" not in manifest["algorithm"] or "fingerprint" not in manifest["resolved"]:
-            raise RunError(f"{run.path}/run.toml lacks algorithm.name or resolved.fingerprint: it is not that of a run")
 
 
 def _evaluated(run: Run) -> bool:

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import quote
@@ -26,6 +27,7 @@ from personafl.tasks import TASKS, LearningTask
 Format = Literal["safetensors", "torch", "onnx"]
 """safetensors: the weights; torch: a program that runs without the model's code; onnx: the same for other runtimes."""
 
+LONGEST_NAME = 200
 SUFFIX: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 
 
@@ -161,10 +163,14 @@ def _normalization(run: Run) -> dict[str, Any] | None:
 def file_name(client: str) -> str:
     """A client's id as a file name: letters, digits, dot, dash, underline and blank stay, others become %XX.
 
+    A long one is cut, and ends with the beginning of its SHA-256: a file's name may have 255 bytes.
+
     >>> file_name("ward 3/bed-7"), file_name("../up")
     ('ward 3%2Fbed-7', '%2E.%2Fup')
     """
     name = quote(client, safe=" ")
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 17]}-{sha256(client.encode('utf-8', 'replace')).hexdigest()[:16]}"
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
 

@@ -15,16 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from personafl.errors import ModelError, RunError
+from personafl.errors import ModelError
 from personafl.inputs import read_shape
 from personafl.kernels.modes import frozen_hashes
 from personafl.models import initialize
 from personafl.plugins import why
 from personafl.registry import checked, class_path, is_class_path, not_frozen
 from personafl.storage.folder import RunFolder
+from personafl.storage.reading import open_tensors
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
 _FILES = ("personal", "global", "others")
@@ -107,11 +107,8 @@ def _kept(folder: RunFolder) -> dict[str, tuple[int, ...]] | None:
         path = folder.models / f"{name}.safetensors"
         if not path.exists():
             continue
-        try:
-            with safe_open(path, "pt") as file:
-                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
+        with open_tensors(path) as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         return {key: shape[1:] for key, shape in shapes.items()} if name == "personal" else shapes
     return None
 

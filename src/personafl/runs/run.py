@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from personafl.algorithms import ALGORITHMS, Algorithm
@@ -28,18 +27,24 @@ from personafl.inputs import Inputs, read_shape, shape_of, shape_text
 from personafl.kernels.task import LOSSES, Task
 from personafl.metrics.inputs import Floats
 from personafl.models import MODELS, LoRA, initialize
+from personafl.notebook import card, curve
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
+from personafl.runs.bounds import check_settings, check_size
 from personafl.runs.modules import check_fits, how_to_give
+from personafl.runs.plots import RunPlots, curve_of
 from personafl.runs.tables import NO_SCORE, RunTables
 from personafl.settings import Local
+from personafl.states import State
 from personafl.storage import checkpoint
 from personafl.storage.folder import RunFolder
+from personafl.storage.reading import open_tensors, parsed, read_json, read_tensors
 from personafl.tasks import TASKS, LearningTask, OwnTask
 from personafl.training.arguments import algorithm_of, check_model
 from personafl.training.newcomers import features_as, newcomer_federation, personalize_newcomers
 
+PERSONAL = "personal.safetensors"
 NOT_FINISHED = "the run is not finished; continue it with resume=True (--resume on the command line)"
 
 
@@ -75,6 +80,23 @@ class Run(RunTables):
         self._temporary = temporary  # deleted with this object
 
     def __repr__(self) -> str:
+        title, facts = self._facts()
+        return "\n".join([title, *(f"  {name:7} {fact}" for name, fact in facts.items())])
+
+    def _repr_html_(self) -> str:
+        title, facts = self._facts()
+        values = curve_of(self, self.primary, "personal")[1].tolist() if self.measures else []
+        drawn = (
+            curve(values, f"{self.primary.label} of the clients' models, over the rounds") if len(values) > 1 else ""
+        )
+        return card(title, facts, drawn)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Pictures by matplotlib: `run.plot.curves()`, `run.plot.clients()`, `run.plot.gains()`."""
+        return RunPlots(self)
+
+    def _facts(self) -> tuple[str, dict[str, str]]:
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
@@ -83,12 +105,8 @@ class Run(RunTables):
         score += f" (test data, after round {last['round']})" if score else NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
-        return "\n".join([
-            f"Run of {name}: {done} of {wanted} rounds, {clients} clients, seed {self.manifest['seed']}",
-            f"  score   {score}",
-            f"  folder  {self.path}{kept}",
-            f"  next    {then}",
-        ])  # fmt: skip
+        title = f"Run of {name}: {done} of {wanted} rounds, {clients} clients, seed {self.manifest['seed']}"
+        return title, {"score": score, "folder": f"{self.path}{kept}", "next": then}
 
     # --- models ----------------------------------------------------------------------------------------------
 
@@ -100,18 +118,31 @@ class Run(RunTables):
         """
         client = str(client)
         with self._models("personal") as file:
-            ids = json.loads(file.metadata()["clients"])
+            ids = parsed((file.metadata() or {}).get("clients", "[]"), list[str], self.folder.models / PERSONAL)
             if client not in ids:
                 return self._other(client, ids)
             row = ids.index(client)
             state = {name: file.get_slice(name)[row] for name in list(file.keys())}
-        return self._whole(self.task.module_of(state))
+        return self._whole(self._module_of(state, PERSONAL))
+
+    def _module_of(self, state: State, file: str) -> nn.Module:
+        """The module with these tensors, if they are those of the run's model."""
+        wanted = {name: tuple(value.shape) for name, value in self.task.template.state_dict().items()}
+        for name, value in state.items():
+            if wanted.get(name) != tuple(value.shape):
+                raise RunError(
+                    f"{self.folder.models / file} is of another model: its {name} has the shape {tuple(value.shape)}, "
+                    f"expected {wanted.get(name, 'no such tensor')}"
+                )
+        if lacking := [name for name in self.task.names if name not in state]:
+            raise RunError(f"{self.folder.models / file} is of another model: it lacks {lacking[0]}")
+        return self.task.module_of({name: value.float() for name, value in state.items()})
 
     def _other(self, client: str, ids: list[str]) -> nn.Module:
         """The model of a client that models/personal.safetensors leaves out."""
         path = self.folder.models / "others.json"
         self.folder.check_intact("models/others.json")
-        others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        others = read_json(path, list[str]) if path.exists() else []
         if client not in others:
             raise DataError(f"{self.path} has no client {client!r}; the first are {', '.join((ids or others)[:3])}")
         if not (self.folder.models / "others.safetensors").exists():
@@ -119,17 +150,19 @@ class Run(RunTables):
                 f"{self.path} keeps no model of client {client!r}, which was never active: make one from its data with "
                 "personalize, or run with a larger models_mb"
             )
-        with self._models("others") as file:
-            state = {name: file.get_tensor(name) for name in list(file.keys())}
-        return self._whole(self.task.module_of(state))
+        return self._shared("others")
 
     def global_model(self) -> nn.Module:
         """The model that serves everybody, where the algorithm has one."""
         if not (self.folder.models / "global.safetensors").exists() and self.complete:
             raise RunError(f"{self.manifest['algorithm']['name']} has no global model")
-        with self._models("global") as file:
-            state = {name: file.get_tensor(name) for name in list(file.keys())}
-        return self._whole(self.task.module_of(state))
+        return self._shared("global")
+
+    def _shared(self, name: str) -> nn.Module:
+        """A model that several clients have."""
+        with self._models(name) as file:
+            state = {tensor: file.get_tensor(tensor) for tensor in list(file.keys())}
+        return self._whole(self._module_of(state, f"{name}.safetensors"))
 
     def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A personalized model for somebody who was not there for the training, from their own data.
@@ -183,7 +216,8 @@ class Run(RunTables):
 
     def newcomer_engine(self, federation: Federation) -> LoopEngine:
         """An engine with the settings that the run's clients trained by; newcomers choose on all validation data."""
-        local = replace(checked(Local, "local", self.manifest["local"]), held_back=None)
+        check_settings(self.path, "local", self.manifest.get("local", {}))
+        local = replace(checked(Local, "local", self.manifest.get("local", {})), held_back=None)
         return LoopEngine(self.task, federation, local, int(self.manifest["seed"]))
 
     def save_models(self, path: Path, theta: Tensor, clients: Sequence[str]) -> None:
@@ -219,6 +253,7 @@ class Run(RunTables):
         table = self.manifest.get(kind)
         if isinstance(table, Mapping):
             table = {key: value for key, value in table.items() if (kind, key) != ("model", "weights")}
+        check_settings(self.path, kind, table)
         try:
             return choose_known(kind, table, registry)
         except ConfigError as error:
@@ -257,10 +292,7 @@ class Run(RunTables):
         path = self.folder.models / "tables.safetensors"
         if path.exists():
             self.folder.check_intact("models/tables.safetensors")
-        try:
-            return load_file(path) if path.exists() else {}
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
+        return read_tensors(path) if path.exists() else {}
 
     @property
     def task(self) -> Task:
@@ -283,8 +315,14 @@ class Run(RunTables):
         if isinstance(model, LoRA) and isinstance(self._backbone, str | Path):
             model = replace(model, path=str(self._backbone))
         try:
-            shape = read_shape(resolved["input_shape"])
-            made = initialize(model, shape, resolved["outputs"], int(self.manifest["seed"]), self.constants)
+            shape, constants = read_shape(resolved["input_shape"]), self.constants
+
+            def build() -> nn.Module:
+                return initialize(model, shape, resolved["outputs"], int(self.manifest["seed"]), constants)
+
+            if not isinstance(model, LoRA):  # which is as large as a file of the user's
+                check_size(self.folder, build)
+            made = build()
             if isinstance(model, LoRA):
                 check_fits(made, self.folder, self.manifest)
         except PersonaflError as error:
@@ -316,7 +354,7 @@ class Run(RunTables):
         if not path.exists():
             raise RunError(f"{self.path} has no models yet: {NOT_FINISHED}")
         self.folder.check_intact(f"models/{path.name}")
-        return safe_open(path, "pt")
+        return open_tensors(path)
 
 
 def load_run(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from personafl.errors import ConfigError, RunError
 from personafl.metrics.measures import ACCURACY, Measure, measures_in, ranking
+from personafl.runs.frames import Frame, as_frame
 from personafl.storage.folder import RunFolder
 from personafl.training.evaluation import WHO
 
@@ -32,17 +33,31 @@ class RunTables:
         """Whether training ended and the models are there, or at the sites that they belong to."""
         return self.folder.complete
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """The records of rounds.jsonl."""
-        return self.folder.rounds()
+    @overload
+    def rounds(self, frame: None = None) -> list[dict[str, Any]]: ...
 
-    def clients(self, round: int | None = None) -> pa.Table:
+    @overload
+    def rounds(self, frame: Frame) -> Any: ...
+
+    def rounds(self, frame: Frame | None = None) -> Any:
+        """The records of rounds.jsonl, a dictionary each.
+
+        Parameters
+        ----------
+        frame
+            `pandas`, `polars` or `arrow`: a row for each round instead.
+        """
+        return as_frame(self.folder.rounds(), frame)
+
+    def clients(self, round: int | None = None, frame: Frame | None = None) -> pa.Table:
         """A row for each client: sizes, its values of metrics, steps and what the algorithm reports.
 
         Parameters
         ----------
         round
             Which evaluation; left out, the last one.
+        frame
+            `pandas` or `polars`; left out, a pyarrow table.
         """
         table = self.folder.clients()
         known = sorted(set(table.column("round").to_pylist()))
@@ -54,11 +69,18 @@ class RunTables:
                 hits, n = table.column(f"{who}_correct"), table.column("n_test")
                 share = pc.divide(pc.cast(hits, pa.float64()), pc.if_else(pc.equal(n, 0), None, n))
                 table = table.add_column(6, f"{who}_accuracy", share)
-        return table
+        return as_frame(table, frame)
 
-    def predictions(self) -> pa.Table | None:
-        """A row for each test sample, see `personafl.training.predictions`; None for a run that keeps none."""
-        return self.folder.predictions()
+    def predictions(self, frame: Frame | None = None) -> pa.Table | None:
+        """A row for each test sample, see `personafl.training.predictions`; None for a run that keeps none.
+
+        Parameters
+        ----------
+        frame
+            As in `clients`.
+        """
+        found = self.folder.predictions()
+        return None if found is None else as_frame(found, frame)
 
     @property
     def score(self) -> dict[str, float]:

@@ -1,33 +1,27 @@
 """Dashboards that people have already: listeners that tell TensorBoard and MLflow what happens in a run.
 
-Both name their curves alike: `accuracy/personal`, `loss/global`, `traffic/bytes_up`, `training/failed`,
-`seconds/round`, … The step is the round. A resumed run goes on where it was: no step is there twice.
+A resumed run goes on where it was: no step is there twice. `weights_and_biases.py` has the third, `tracking.py` what
+all tell.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from personafl.errors import ConfigError
 from personafl.files import disk_errors
-from personafl.metrics.measures import Measure, measures_in, ranking
+from personafl.metrics.measures import measures_in, ranking
+from personafl.runs.tracking import first_line, identity, imported, in_flight, scalars, spreads, texts
 from personafl.states import State
-from personafl.storage.folder import flat
-from personafl.tasks.base import column_of
-from personafl.training.evaluation import WHO
 from personafl.training.events import Listener
 
 log = logging.getLogger("personafl")
@@ -36,9 +30,6 @@ log = logging.getLogger("personafl")
 _MAY_CHANGE = (
     "created", "rounds", "eval_every", "eval_clients", "checkpoint_every", "models_mb", "resolved", "versions",
 )  # fmt: skip
-# The same bins for every evaluation, so that one can be laid over the other.
-_SHARE_BINS = np.linspace(0, 1, 21)
-_BINS = 30
 _NAMES_SHOWN = 50
 
 
@@ -66,7 +57,7 @@ class TensorBoard(Listener):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._make = _imported("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
+        self._make = imported("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
         self._writer: Any = None
         with disk_errors(self.folder, "creating"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +65,7 @@ class TensorBoard(Listener):
     def started(self, manifest: dict[str, Any], round: int) -> None:
         self._around, self._round = sys.exception(), round
         self._measure = ranking(measures_in(manifest))
-        settings = "\n".join(f"    {key} = {value}" for key, value in _texts(manifest).items())
+        settings = "\n".join(f"    {key} = {value}" for key, value in texts(manifest).items())
         with disk_errors(self.folder, "writing"):
             # TensorBoard drops what came from this step on, which is what a resumed run makes again.
             self._writer = self._make(str(self.folder), purge_step=round + 1)
@@ -83,7 +74,7 @@ class TensorBoard(Listener):
 
     def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
         with disk_errors(self.folder, "writing"):
-            for name, (values, bins) in _spreads(clients, self._measure).items():
+            for name, (values, bins) in spreads(clients, self._measure).items():
                 self._writer.add_histogram(f"clients/{name}", values, round, bins=bins)
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
@@ -100,7 +91,7 @@ class TensorBoard(Listener):
         if self._writer is None:
             return
         with disk_errors(self.folder, "writing"):
-            if (error := _in_flight(self._around)) is not None:
+            if (error := in_flight(self._around)) is not None:
                 self._writer.add_text("stopped", str(error) or type(error).__name__, self._round)
             self._writer.close()
         self._writer = None
@@ -126,7 +117,7 @@ class MLflow(Listener):
 
     def __init__(self, uri: str, experiment: str = "personafl", name: str | None = None) -> None:
         self.uri, self.experiment, self.name = uri, experiment, name
-        make = _imported("mlflow", "mlflow", "MLflow").MlflowClient
+        make = imported("mlflow", "mlflow", "MLflow").MlflowClient
         self._entities = import_module("mlflow.entities")
         self._run: str | None = None
         # The making of a new database is told at length otherwise.
@@ -140,11 +131,10 @@ class MLflow(Listener):
     def started(self, manifest: dict[str, Any], round: int) -> None:
         self._around = sys.exception()
         self._logged: set[tuple[str, int]] = set()
-        settings = _texts(manifest)
+        settings = texts(manifest)
         parameters = {key: value for key, value in settings.items() if key.split(".")[0] not in _MAY_CHANGE}
-        lasting = [settings[key] for key in ("created", "seed", "algorithm.name", "resolved.fingerprint")]
         tags = {f"personafl.{key}": value for key, value in settings.items() if key not in parameters}
-        tags["personafl.runs.run"] = sha256(json.dumps([self.name, *lasting]).encode()).hexdigest()[:16]
+        tags["personafl.runs.run"] = identity(self.name, settings)
         with self._refusing():
             self._run = self._begin(tags, parameters, round)
 
@@ -158,10 +148,10 @@ class MLflow(Listener):
         self._tell(lambda run: self._client.log_batch(run, metrics=new))
 
     def ended(self) -> None:
-        error = _in_flight(self._around) if self._run is not None else None
+        error = in_flight(self._around) if self._run is not None else None
         status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         if status == "FAILED":
-            self._tell(lambda run: self._client.set_tag(run, "personafl.error", _first_line(error)))
+            self._tell(lambda run: self._client.set_tag(run, "personafl.error", first_line(error)))
         self._tell(lambda run: self._client.set_terminated(run, status))
         self._run = None
 
@@ -190,7 +180,7 @@ class MLflow(Listener):
         try:
             yield
         except Exception as error:  # of the network, the database, the file system, or MLflow's own
-            raise ConfigError(f"MLflow cannot track runs at {self.uri!r}: {_first_line(error)}") from error
+            raise ConfigError(f"MLflow cannot track runs at {self.uri!r}: {first_line(error)}") from error
 
     def _tell(self, what: Callable[[str], None]) -> None:
         """While a run goes on: it matters more than its tracking."""
@@ -199,67 +189,5 @@ class MLflow(Listener):
         try:
             what(self._run)
         except Exception as error:
-            log.warning("MLflow at %s is told nothing more about this run: %s", self.uri, _first_line(error))
+            log.warning("MLflow at %s is told nothing more about this run: %s", self.uri, first_line(error))
             self._run = None
-
-
-def scalars(record: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
-    """The curves that a round adds a point to, by name.
-
-    >>> scalars({"round": 3, "failed": ["anna"], "lr": 0.1, "personal_accuracy": 0.75, "bytes_up": 80}, {"round": 0.5})
-    {'training/lr': 0.1, 'accuracy/personal': 0.75, 'traffic/bytes_up': 80, 'training/failed': 1, 'seconds/round': 0.5}
-    """
-    out: dict[str, float] = {}
-    for key, value in record.items():
-        if key == "round" or not isinstance(value, int | float):
-            continue
-        group = "traffic" if key.startswith("bytes_") else "training"
-        measured = _measured(key)
-        out["/".join(measured) if measured else f"{group}/{key}"] = value
-    out["training/failed"] = len(record["failed"])
-    return out | {f"seconds/{part}": value for part, value in seconds.items()}
-
-
-def _measured(key: str) -> tuple[str, str] | None:
-    """What a key of a record measures, and of whose model: ("rmse", "personal_val")."""
-    found = [(key.removeprefix(f"{who}_"), who) for who in WHO if key.startswith(f"{who}_")]
-    return min(found, key=lambda pair: len(pair[0]), default=None)
-
-
-def _spreads(clients: pa.Table, measure: Measure) -> dict[str, tuple[NDArray[np.float64], Any]]:
-    """The values of all clients that have any, with their bins."""
-    out: dict[str, tuple[NDArray[np.float64], Any]] = {}
-    for who in ("personal", "global"):
-        column = clients.column(f"{who}_{column_of(measure)}")
-        values = column.to_numpy(zero_copy_only=False).astype(np.float64)
-        if measure.name == "accuracy":
-            values = values / np.maximum(clients.column("n_test").to_numpy(), 1)
-        values = values[np.isfinite(values)]
-        if len(values):
-            share = (measure.low, measure.high) == (0, 1)
-            out[f"{who}_{measure.name}"] = (values, _SHARE_BINS if share else _BINS)
-    return out
-
-
-def _imported(module: str, extra: str, name: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise ConfigError(
-            f"{name} is not installed, and its listener needs it: pip install 'personafl[{extra}]'"
-        ) from None
-
-
-def _in_flight(around: BaseException | None) -> BaseException | None:
-    """What is ending the run, if it is an exception; one that the caller was handling before the run is not."""
-    error = sys.exception()
-    return None if error is around else error
-
-
-def _first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _texts(manifest: dict[str, Any]) -> dict[str, str]:
-    """The manifest with dotted keys, its values as text; what is not set is left out."""
-    return {key: str(value) for key, value in flat(manifest).items() if value is not None}

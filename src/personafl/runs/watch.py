@@ -6,7 +6,6 @@ taken only for a moment would be enough to turn away a run that starts in that m
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -19,6 +18,8 @@ import numpy as np
 from personafl.errors import RunError
 from personafl.metrics.measures import LOSS, Measure, measures_in, ranking
 from personafl.storage.folder import RunFolder
+from personafl.storage.reading import content, read_lines
+from personafl.storage.schemas import Round, Timing
 
 RunState = Literal["starting", "going on", "stopped", "finished"]
 
@@ -27,6 +28,7 @@ RunState = Literal["starting", "going on", "stopped", "finished"]
 FIRST_PATIENCE, PATIENCE = 60.0, 10.0
 BETWEEN_RUNS = 30.0  # a comparison makes the next federation
 RECENT = 50
+LONGEST = 1e12  # seconds that are told
 
 
 class Watch:
@@ -78,7 +80,7 @@ class WatchedRun:
         self.records: list[dict[str, Any]] = []
         """The lines of rounds.jsonl, each with what timings.jsonl says of the round."""
         self._folder = RunFolder(path)
-        self._rounds, self._timings = Lines(self._folder.rounds_file), Lines(self._folder.timings_file)
+        self._rounds, self._timings = Lines(self._folder.rounds_file, Round), Lines(self._folder.timings_file, Timing)
         self._seconds: dict[int, dict[str, Any]] = {}
         self._reported = 0
 
@@ -141,22 +143,19 @@ class WatchedRun:
     def left(self) -> timedelta | None:
         """How long it will take yet, if it goes on as it did."""
         each = self.seconds_per_round
-        return None if each is None else timedelta(seconds=round(each * max(0, self.rounds - self.round)))
+        seconds = None if each is None else each * max(0, self.rounds - self.round)
+        return None if seconds is None else timedelta(seconds=round(min(seconds, LONGEST)))
 
     @property
     def failures(self) -> int:
         """Updates that were left out because they were not finite."""
-        return sum(len(record["failed"]) for record in self.records)
+        return sum(len(record.get("failed", [])) for record in self.records)
 
     # --- is it alive? --------------------------------------------------------------------------------------------
 
     def _complete(self) -> bool:
-        try:
-            self.manifest = self._folder.manifest()
-        except RunError:  # no run.toml yet
-            self.manifest = {}
-            return False
-        return self._folder.complete
+        self.manifest = self._folder.manifest() if self._folder.exists else {}
+        return bool(self.manifest) and self._folder.complete
 
     def _silent(self) -> bool:
         """Whether nothing was heard for so long that it must have stopped, unless its lock says otherwise.
@@ -171,26 +170,24 @@ class WatchedRun:
 class Lines:
     """The records of a .jsonl file that grows."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, kind: Any) -> None:
+        self.path, self.kind = path, kind
         self._at = 0
         self._file: int | None = None
 
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the file was begun again since the last time, and the records that are new then."""
         try:
-            with open(self.path, "rb") as file:
-                about = os.fstat(file.fileno())
-                again = about.st_ino != self._file or about.st_size < self._at
-                self._at, self._file = 0 if again else self._at, about.st_ino
-                file.seek(self._at)
-                text = file.read()
+            about = self.path.stat()
+            again = about.st_ino != self._file or about.st_size < self._at
+            self._at, self._file = 0 if again else self._at, about.st_ino
+            text = content(self.path, start=self._at)
         except FileNotFoundError:
             self._at, self._file = 0, None
             return True, []
         whole = text.rfind(b"\n") + 1
         self._at += whole
-        return again, [record for line in text[:whole].splitlines() if (record := _parsed(line)) is not None]
+        return again, read_lines(self.path, self.kind, text[:whole])
 
 
 def found_runs(path: Path) -> list[Path]:
@@ -247,11 +244,3 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and "round" in record else None

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from torch import Tensor
 
+from personafl.errors import RunError
 from personafl.files import checksum, disk_errors, make_folder, write_tensors, write_text
 from personafl.states import State
 from personafl.storage.client_log import ClientLog, Ids, file_name
+from personafl.storage.reading import existing, read_json, read_tensors
+from personafl.storage.schemas import CheckpointRecord, Extent
 
 log = logging.getLogger("personafl")
 
@@ -69,6 +71,22 @@ def save(
     prune(folder, checkpoint.round, keep)
 
 
+def server_state(found: Checkpoint, theta0: Tensor, like: State) -> State:
+    """What the server keeps, if it and the first weights have the names, types and shapes of `like` and `theta0`."""
+    wanted = {"theta0": theta0, **{f"server.{name}": value for name, value in like.items()}}
+    for name in sorted(wanted.keys() | found.tensors.keys()):
+        have, want = (
+            None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for tensor in (found.tensors.get(name), wanted.get(name))
+        )
+        if have != want:
+            raise RunError(
+                f"the checkpoint of round {found.round} is of another model or algorithm: its {name} is "
+                f"{have or 'missing'}, expected {want or 'nothing'}"
+            )
+    return {name: found.tensors[f"server.{name}"] for name in like}
+
+
 def prune(folder: Path, round: int, keep: int = 2) -> None:
     """Remove all but a round's checkpoint and the newest before it, `keep` in all, and what these share.
 
@@ -89,8 +107,8 @@ def prune(folder: Path, round: int, keep: int = 2) -> None:
 def _shared(record: Path) -> list[str]:
     """The files of clients' rows that a record names; none where it is damaged."""
     try:
-        return [file_name(int(round)) for round in json.loads(record.read_text(encoding="utf-8"))["clients"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [file_name(int(round)) for round in read_json(record, CheckpointRecord)["clients"]]
+    except (OSError, RunError):
         return []
 
 
@@ -106,25 +124,25 @@ def latest(
             found = _read(path, clients)
             check(found)
             return found
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except (OSError, ValueError, RunError) as error:
             log.warning("checkpoint %s is damaged (%s): using the one before it", path.name, error)
     return None
 
 
 def _read(path: Path, clients: bool) -> Checkpoint:
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path, CheckpointRecord)
     data = path.with_suffix(".safetensors")
     _verify(data, record)
     shared = {int(round): dict(known) for round, known in record["clients"].items()} if clients else {}
     for round, known in shared.items():
         _verify(path.parent / file_name(round), known)
     files = dict(record.get("files", {}))
-    timings = json.loads(path.with_suffix(".timings").read_text(encoding="utf-8")) if files and clients else {}
-    return Checkpoint(int(record["round"]), load_file(data), dict(record["values"]), shared, files, dict(timings))
+    timings = read_json(path.with_suffix(".timings"), Extent) if files and clients else {}
+    return Checkpoint(record["round"], read_tensors(data), record["values"], shared, files, timings)
 
 
 def _verify(data: Path, known: dict[str, Any]) -> None:
-    if data.stat().st_size != known["bytes"]:
+    if existing(data).stat().st_size != known["bytes"]:
         raise ValueError(f"{data.name} has {data.stat().st_size} bytes, expected {known['bytes']}")
     if checksum(data) != known["sha256"]:
         raise ValueError(f"{data.name} does not match its checksum")

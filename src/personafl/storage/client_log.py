@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from personafl.files import checksum, write_rows
 from personafl.states import State
+from personafl.storage.reading import open_tensors
 
 Ids = NDArray[np.int64]
 
@@ -70,8 +70,8 @@ class ClientLog:
         """Hand every client's current row to `put`, some at a time: the newest that is in a file."""
         self.files = dict(files)
         for round in sorted(files, reverse=True):
-            with safe_open(folder / file_name(round), "pt") as file:
-                everybody = file.get_tensor("ids").numpy()
+            with open_tensors(folder / file_name(round)) as file:
+                everybody = self._ids(file)
                 names = [name for name in file.keys() if name != "ids"]  # noqa: SIM118 (it is not a dictionary)
                 for first in range(0, len(everybody), self.rows_at_once):
                     some = slice(first, first + self.rows_at_once)
@@ -81,6 +81,16 @@ class ClientLog:
                     self._where[ids] = round
                     put(ids, state)
         self._held = int((self._where > 0).sum())
+
+    def _ids(self, file: Any) -> Ids:
+        """Whose rows a file has: a ValueError where these are no clients, or a tensor has not a row for each."""
+        sizes = {name: file.get_slice(name).get_shape()[:1] for name in list(file.keys())}
+        ids = file.get_tensor("ids").numpy()
+        if any(size != [len(ids)] for size in sizes.values()) or ids.dtype != np.int64 or ids.ndim != 1:
+            raise ValueError("its tensors have not a row for each of its ids")
+        if len(ids) and not (0 <= ids.min() and ids.max() < len(self._where) and len(np.unique(ids)) == len(ids)):
+            raise ValueError("its ids are not those of clients of this run")
+        return ids  # type: ignore[no-any-return]
 
     def _take(self, round: int) -> Ids:
         """The clients whose rows this round's file gets."""

@@ -8,15 +8,20 @@ reports about the federation is in evaluations/.
 from __future__ import annotations
 
 import functools
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from personafl.errors import RunError
 from personafl.files import checksum, make_folder, write_atomically, write_tensors
 from personafl.storage.json_lines import JsonLines
+from personafl.storage.reading import existing, problems, read_table
+from personafl.storage.schemas import Evaluated, check_clients
 
 if TYPE_CHECKING:
     from personafl.states import State
@@ -28,7 +33,7 @@ class EvaluationFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.parts, self.merged, self.server = path / "clients.parts", path / "clients.parquet", path / "evaluations"
-        self._index = JsonLines(self.parts / "index.jsonl")
+        self._index = JsonLines(self.parts / "index.jsonl", Evaluated)
 
     def write(self, round: int, table: pa.Table) -> None:
         """Write the rows of an evaluation; what `write_server` has to say of it comes first."""
@@ -44,8 +49,11 @@ class EvaluationFiles:
     def read(self) -> pa.Table | None:
         """All rows of all evaluations; None where there are none."""
         if parts := self._files():
-            return pa.concat_tables([pq.read_table(part) for part in parts])
-        return pq.read_table(self.merged) if self.merged.exists() else None
+            tables = [read_table(part, check_clients) for part in parts]
+            if wrong := [part for part, table in zip(parts, tables, strict=True) if table.schema != tables[0].schema]:
+                raise RunError(f"{wrong[0]} is damaged: its columns are not those of {parts[0].name}")
+            return pa.concat_tables(tables)
+        return read_table(self.merged, check_clients) if self.merged.exists() else None
 
     # --- the end of a run ------------------------------------------------------------------------------------
 
@@ -54,11 +62,11 @@ class EvaluationFiles:
         parts = self._files()
 
         def write(to: Path) -> None:
-            with pq.ParquetWriter(to, pq.read_schema(parts[0])) as writer:
+            with problems(existing(parts[0])), pq.ParquetWriter(to, pq.read_schema(parts[0])) as writer:
                 for part in parts:
-                    file = pq.ParquetFile(part)
-                    for group in range(file.num_row_groups):
-                        writer.write_table(file.read_row_group(group))
+                    with problems(existing(part)), pq.ParquetFile(part) as file:
+                        for group in range(file.num_row_groups):
+                            writer.write_table(file.read_row_group(group))
 
         if parts:
             write_atomically(self.merged, write)
@@ -72,7 +80,7 @@ class EvaluationFiles:
         shutil.rmtree(rest, ignore_errors=True)
         self.parts.rename(rest)
         shutil.rmtree(rest, ignore_errors=True)
-        self._index = JsonLines(self._index.path)
+        self._index = JsonLines(self._index.path, Evaluated)
 
     # --- going on --------------------------------------------------------------------------------------------
 
@@ -85,8 +93,8 @@ class EvaluationFiles:
         """Raise a ValueError where there are not so many evaluations up to a round, all of them whole."""
         try:
             found = self._whole(round) if self.parts.exists() else self._merged_count(round)
-        except pa.ArrowException as error:
-            raise ValueError(f"{self.merged} cannot be read: {error}") from error
+        except RunError as error:
+            raise ValueError(str(error)) from error
         if found != count:
             where = self.merged if self.merged.exists() and not self.parts.exists() else self.parts
             raise ValueError(f"{where} has {found} evaluations up to round {round}, {count} were made")
@@ -97,10 +105,10 @@ class EvaluationFiles:
             self._split()
         for folder in (self.parts, self.server):
             for path in folder.glob("round-*"):
-                if int(path.name[6:12]) > round or path.suffix == ".partial":
+                if path.is_file() and (path.suffix == ".partial" or (_round(path) or 0) > round):
                     path.unlink()
         if self.parts.exists():
-            self._index.keep([self._line(int(part.name[6:12])) for part in self._files()])
+            self._index.keep([self._line(_round(part) or 0) for part in self._files()])
 
     def _whole(self, round: int) -> int:
         lines = [line for line in self._index.records() if line["round"] <= round]
@@ -112,23 +120,25 @@ class EvaluationFiles:
     def _merged_count(self, round: int) -> int:
         if not self.merged.exists():
             return 0
-        file = pq.ParquetFile(self.merged)
-        groups = (file.read_row_group(group, ["round"]) for group in range(file.num_row_groups))
-        return sum(table.column("round")[0].as_py() <= round for table in groups)
+        return sum(found <= round for found, _ in self._evaluations())
+
+    def _evaluations(self) -> Iterator[tuple[int, pa.Table]]:
+        """The evaluations of clients.parquet, a row group each, and their rounds."""
+        with problems(existing(self.merged)), pq.ParquetFile(self.merged) as file:
+            for group in range(file.num_row_groups):
+                check_clients(table := file.read_row_group(group))
+                yield table.column("round")[0].as_py(), table
 
     def _split(self) -> None:
         """Undo `merge`: each row group is an evaluation."""
-        file = pq.ParquetFile(self.merged)
         partial = self.parts.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(0o700)
         lines = []
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
-            round = table.column("round")[0].as_py()
+        for round, table in self._evaluations():
             write_atomically(partial / _rows(round), functools.partial(pq.write_table, table))
             lines.append(self._line(round, partial))
-        JsonLines(partial / self._index.path.name).keep(lines)
+        JsonLines(partial / self._index.path.name, Evaluated).keep(lines)
         partial.rename(self.parts)
 
     def _line(self, round: int, parts: Path | None = None) -> dict[str, Any]:
@@ -140,7 +150,13 @@ class EvaluationFiles:
         return {"round": round, "files": files}
 
     def _files(self) -> list[Path]:
-        return sorted(self.parts.glob("round-*.parquet"))
+        return sorted(part for part in self.parts.glob("round-*.parquet") if _round(part) is not None)
+
+
+def _round(path: Path) -> int | None:
+    """The round of a file, by its name; None for what is not one of ours."""
+    found = re.fullmatch(r"round-(\d{6,9})", path.name.partition(".")[0])
+    return int(found[1]) if found else None
 
 
 def _rows(round: int) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +27,20 @@ import pyarrow.parquet as pq
 import tomli_w
 
 from personafl.errors import RunError
-from personafl.files import checksum, disk_errors, make_folder, write_atomically, write_rows, write_tensors, write_text
+from personafl.files import (
+    NO_LINKS,
+    checksum,
+    disk_errors,
+    make_folder,
+    write_atomically,
+    write_rows,
+    write_tensors,
+    write_text,
+)
 from personafl.storage.evaluation_files import EvaluationFiles
 from personafl.storage.json_lines import JsonLines
+from personafl.storage.reading import existing, read_json, read_table, read_toml
+from personafl.storage.schemas import Manifest, Round, Timing, check_predictions
 
 if TYPE_CHECKING:  # torch, which whoever only looks at a run does not need
     from personafl.states import State
@@ -46,12 +56,6 @@ _MAY_DIFFER = (
 )  # fmt: skip
 
 
-_TABLES = (
-    "algorithm", "model", "data", "partition", "backbone", "local", "privacy",
-    "resolved", "versions", "stopped", "files",
-)  # fmt: skip
-
-
 class RunFolder:
     """Reads and writes one run folder."""
 
@@ -63,7 +67,10 @@ class RunFolder:
         self.evaluations = EvaluationFiles(path)
         self.clients_file = self.evaluations.merged
         self.models = path / "models"
-        self._lines = {file.name: JsonLines(file) for file in (self.rounds_file, self.timings_file)}
+        self._lines = {
+            "rounds.jsonl": JsonLines(self.rounds_file, Round),
+            "timings.jsonl": JsonLines(self.timings_file, Timing),
+        }
         self._intact: set[tuple[str, int, int]] = set()
 
     # --- the manifest --------------------------------------------------------------------------------------
@@ -86,16 +93,10 @@ class RunFolder:
 
     def manifest(self) -> dict[str, Any]:
         """The contents of run.toml."""
-        path = self.path / "run.toml"
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            return read_toml(self.path / "run.toml", Manifest)
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run folder: it has no run.toml") from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
-        if wrong := [key for key in _TABLES if not isinstance(found.get(key, {}), dict)]:
-            raise RunError(f"{path} is damaged: {wrong[0]} is not a table")
-        return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Write run.toml."""
@@ -156,8 +157,9 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Only one process at a time may train into a folder."""
         make_folder(self.path)
+        self._check_no_links()
         with disk_errors(self.path, "creating"):
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | NO_LINKS, 0o600)
         try:
             try:
                 if fcntl is not None:
@@ -169,6 +171,15 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+    def _check_no_links(self) -> None:
+        """Who trains into a folder writes into it and nowhere else: links lead out, and pipes are waited for."""
+        with disk_errors(self.path, "reading"):
+            for where, folders, files in os.walk(self.path):
+                for path in (Path(where) / name for name in (*folders, *files)):
+                    if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                        kind = "a link" if path.is_symlink() else "no file"
+                        raise RunError(f"{path} is {kind}: a run writes into its own folder only; remove it")
 
     # --- what rounds and evaluations leave -----------------------------------------------------------------
 
@@ -227,10 +238,7 @@ class RunFolder:
         if not path.exists():
             return {}
         self.check_intact("models/frozen.json")
-        try:
-            return {str(name): str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
-        except (OSError, ValueError, AttributeError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
+        return read_json(path, dict[str, str])  # type: ignore[no-any-return]
 
     # --- the end of a run ------------------------------------------------------------------------------------
 
@@ -254,7 +262,7 @@ class RunFolder:
             return
         path = self.path / name
         with disk_errors(path, "reading"):
-            about = path.stat()
+            about = path.stat() if path.is_dir() else existing(path).stat()
             seen = (name, about.st_mtime_ns, about.st_size)
             if seen not in self._intact and _checksum(path) != known:
                 again = ", or continue the run with resume=True (--resume): models are made again"
@@ -320,7 +328,7 @@ class RunFolder:
         path = self.path / "predictions.parquet"
         if path.exists():
             self.check_intact(path.name)
-        return pq.read_table(path) if path.exists() else None
+        return read_table(path, check_predictions) if path.exists() else None
 
 
 def _is_kept(path: Path) -> bool:

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from personafl.files import disk_errors, private_opener, sync, write_atomically
+from personafl.storage.reading import content, read_lines
 
 
 class JsonLines:
     """A .jsonl file that this process appends to.
 
+    `kind` is what `schemas` has for a line.
+
     Its checksum is carried along, so that noting it at a checkpoint costs no more than the lines that are new.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, kind: Any) -> None:
+        self.path, self.kind = path, kind
         self._hash: Any = None  # of what the file holds; None: not looked at yet
         self._bytes = self._count = 0
         self._named = False
@@ -52,18 +55,18 @@ class JsonLines:
 
     def check(self, known: dict[str, Any]) -> None:
         """Raise a ValueError where the file does not begin with what was noted."""
-        content = self._content()[: known["bytes"]]
-        if len(content) < known["bytes"]:
-            what = f"has {len(content)} bytes, {known['bytes']} are known" if self.path.exists() else "is missing"
+        found = self._content()[: known["bytes"]]
+        if len(found) < known["bytes"]:
+            what = f"has {len(found)} bytes, {known['bytes']} are known" if self.path.exists() else "is missing"
             raise ValueError(f"{self.path} {what}")
-        if hashlib.sha256(content).hexdigest() != known["sha256"]:
+        if hashlib.sha256(found).hexdigest() != known["sha256"]:
             raise ValueError(f"{self.path} does not match its checksum")
 
     def cut(self, size: int) -> None:
         """Drop what comes after so many bytes."""
-        content = self._content()
-        if len(content) > size:
-            write_atomically(self.path, lambda to: _write(to, content[:size]))
+        found = self._content()
+        if len(found) > size:
+            write_atomically(self.path, lambda to: _write(to, found[:size]))
         self._hash = None
 
     def keep(self, records: list[dict[str, Any]]) -> None:
@@ -74,26 +77,20 @@ class JsonLines:
 
     def records(self) -> list[dict[str, Any]]:
         """The records; a line cut short by a crash, or still being written, is left out."""
-        found = []
-        for line in self._content().splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-        return found
+        return read_lines(self.path, self.kind, self._content())
 
     def _content(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return content(self.path)
         except FileNotFoundError:
             return b""
 
     def _begin(self) -> None:
         size = self.path.stat().st_size if self.path.exists() else 0
         if self._hash is None or size != self._bytes:  # another object may have written to the file
-            content = self._content()
-            self._hash, self._bytes, self._count = hashlib.sha256(content), len(content), content.count(b"\n")
+            found = self._content()
+            self._hash, self._bytes, self._count = hashlib.sha256(found), len(found), found.count(b"\n")
 
 
-def _write(to: Path, content: bytes) -> None:
-    to.write_bytes(content)
+def _write(to: Path, written: bytes) -> None:
+    to.write_bytes(written)

@@ -23,6 +23,7 @@ from personafl.study.recipes import JobRecipe
 from personafl.tasks import LearningTask, Metric
 from personafl.training.arguments import algorithm_of
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 Algorithms = Sequence[Algorithm | str] | Mapping[str, Algorithm | str]
 
@@ -41,6 +42,7 @@ class Subject:
     engine: EngineSettings
     privacy: Privacy | None
     temporary: TemporaryDirectory[str] | None
+    robust: Robust | None = None
 
 
 def module_plan(
@@ -70,7 +72,7 @@ def module_plan(
 
     def recipe(method: str, seed: int, settings: Mapping[str, Any]) -> JobRecipe:
         usual = (subject.schedule, subject.local, subject.engine, subject.privacy)
-        made = JobRecipe(seed, named[method], *usual, federations, task, subject.temporary)
+        made = JobRecipe(seed, named[method], *usual, federations, task, subject.temporary, subject.robust)
         return made.with_settings(settings)
 
     return Plan(recipe, tuple(named), chosen, grid, search_seeds, added, equal_work).checked()

@@ -19,8 +19,10 @@ from personafl.registry import checked, require_known_key
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.study.description import description
+from personafl.training.combinations import check_combination
 from personafl.training.job import Job
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 from personafl.version import __version__
 
 
@@ -30,7 +32,7 @@ class JobRecipe:
 
     Attributes
     ----------
-    seed, algorithm, schedule, local, engine, privacy
+    seed, algorithm, schedule, local, engine, privacy, robust
         As in `Job`.
     make_federation, make_task
         The data of a seed, and the model with its loss and metrics.
@@ -47,6 +49,7 @@ class JobRecipe:
     make_federation: Callable[[int], Federation]
     make_task: Callable[[int, Federation], Task]
     temporary: TemporaryDirectory[str] | None = None
+    robust: Robust | None = None
 
     def federation(self) -> Federation:
         """The data of this seed."""
@@ -57,7 +60,7 @@ class JobRecipe:
         task = self.make_task(self.seed, federation)
         return Job(
             federation, task, self.algorithm, self.schedule, self.local, self.engine,
-            privacy=self.privacy, seed=self.seed, tables=module_tables(federation, task.template),
+            privacy=self.privacy, robust=self.robust, seed=self.seed, tables=module_tables(federation, task.template),
         )  # fmt: skip
 
     def with_settings(self, settings: Mapping[str, Any]) -> JobRecipe:
@@ -74,8 +77,7 @@ class JobRecipe:
         elif tables["algorithm"]:
             algorithm = replace(algorithm, **tables["algorithm"])
         local = checked(Local, "local", asdict(self.local) | tables["local"])
-        if self.privacy is not None:
-            self.privacy.check(algorithm)
+        check_combination(algorithm, self.privacy, self.robust)
         return replace(self, algorithm=algorithm, local=local, schedule=replace(self.schedule, **tables[""]))
 
 
@@ -110,6 +112,7 @@ def identity(recipe: Recipe, federation: Federation) -> str:
         job = recipe.job(federation)
         tables = {"seed": job.seed, **job.schedule.table(), **job.tables, "local": job.local.table()}
         tables["privacy"] = None if job.privacy is None else job.privacy.table()
+        tables |= {} if job.robust is None else {"robust": job.robust.table()}
         everything = [
             description(job.algorithm),
             description(job.task.template),

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from personafl.notebook import grid, lines
 from personafl.study.columns import NO_CONTEST, Column
 from personafl.study.differences import Difference, Row
 from personafl.study.judgement import Judgement
@@ -147,6 +148,13 @@ def _tables(judgement: Judgement) -> list[tuple[str, ...]]:
 def _shown(judgement: Judgement) -> list[Column]:
     """The loss is shown where nothing else ranks."""
     return [c for c in judgement.columns if c.key != "loss" or judgement.primary == "loss"]
+
+
+def notebook_table(judgement: Judgement) -> str:
+    """The first columns as HTML, with what the mark says."""
+    shown = [column for column in judgement.columns if column.key in judgement.spread_keys[:4]]
+    rows = [[row.name, *(_cell(judgement, row.key, column).plain for column in shown)] for row in judgement.rows]
+    return grid(["", *(column.title for column in shown)], rows) + lines([dagger(judgement)] if len(rows) > 1 else [])
 
 
 def _cell(judgement: Judgement, method: str, column: Column) -> Text:

@@ -18,6 +18,7 @@ from personafl.registry import choose, require_known_key
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.training.events import Listener
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 
 def algorithm_of(given: Any) -> Algorithm:
@@ -83,11 +84,13 @@ def check_settings(
     *,
     loss: Any = None,
     metrics: Any = None,
+    robust: Any = None,
     out: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse settings of another kind than they must be."""
-    for key, given, kind in (("schedule", schedule, Schedule), ("local", local, Local), ("privacy", privacy, Privacy)):
+    kinds = {"schedule": Schedule, "local": Local, "privacy": Privacy, "robust": Robust}
+    for (key, kind), given in zip(kinds.items(), (schedule, local, privacy, robust), strict=True):
         if given is not None and not isinstance(given, kind):
             raise ConfigError(f"{key} is {_what(given)}: give pf.{kind.__name__}({_EXAMPLES[kind]})")
     if not isinstance(engine, str | EngineSettings):
@@ -154,4 +157,9 @@ def _what(given: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-_EXAMPLES = {Schedule: "rounds=…, activity=…", Local: "lr=…, batch_size=…, steps=…", Privacy: "clip=…, noise=…"}
+_EXAMPLES: dict[type, str] = {
+    Schedule: "rounds=…, activity=…",
+    Local: "lr=…, batch_size=…, steps=…",
+    Privacy: "clip=…, noise=…",
+    Robust: "'median'",
+}

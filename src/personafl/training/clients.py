@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +42,12 @@ from personafl.training.evaluation import (
 from personafl.training.job_info import job_info
 from personafl.training.predictions import Predictions
 from personafl.training.privacy import Noise, NoiseSource, Privacy
+from personafl.training.sample_account import SampleAccount
 
 AT_ONCE = 16 * 2**20
+LONGEST = 1e15
+"""The longest vector that is taken. Servers add up squares in float32, which ends at 3.4·10³⁸: as many as 10⁷ of these,
+and of their differences, stay below that. Models that are any use have lengths of at most thousands."""
 RELEASES = "privacy.releases"
 SEEN = "store.seen"
 """Of the rows of a checkpoint: whether there is a state in it. Who failed whenever it was active has none."""
@@ -60,13 +65,16 @@ class Answers:
         Who did the work, how many steps each took and how many gradients it computed: those whose answers count, and
         those who failed.
     failed
-        Whose update is not finite; they keep their old state, or none where it was their first round.
+        Whose update is not finite, or longer than `LONGEST`; they keep their old state, or none where it was their
+        first round.
     dropped
         Who did not answer, or not in time or not acceptably, and why.
     bytes_up
         What the answers take on their way.
     joined
         Clients elsewhere that were heard of for the first time: their rows are not what a checkpoint says.
+    removed
+        Clients elsewhere that belong to the federation no more: the server forgets what it keeps of them.
     """
 
     uploads: Uploads
@@ -77,6 +85,7 @@ class Answers:
     bytes_up: int
     dropped: dict[int, str] = field(default_factory=dict)
     joined: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    removed: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Clients(ABC):
@@ -101,6 +110,13 @@ class Clients(ABC):
     threads: int
     device: torch.device
     privacy: Privacy | None = None
+    secret_cohorts: bool = True
+    """Whether only the server knows who is drawn; in a simulation, as if the seed were secret."""
+
+    @property
+    def server_noise(self) -> Noise:
+        """Where the noise comes from that the server adds, if it does."""
+        return NoiseSource(self.seed)
 
     @property
     def job_info(self) -> JobInfo:
@@ -186,7 +202,8 @@ class LocalClients(Clients):
     theta0: Tensor
     store: ClientStore
     releases: Ints
-    """How many protected answers each client has sent."""
+    """How many protected answers each client has sent; with privacy of samples, how many batches it has drawn."""
+    _account: SampleAccount | None = None
 
     def __init__(
         self,
@@ -198,6 +215,7 @@ class LocalClients(Clients):
     ) -> None:
         self.engine, self._memory, self._folder = engine, memory, folder
         self.privacy, self._noise = privacy, noise or NoiseSource(engine.seed)
+        engine.protect_samples(None if privacy is None else privacy.per_sample)
         self.task, self.local, self.seed = engine.task, engine.local, engine.seed
         self.threads, self.device = engine.threads, engine.device
         self.client_index = ClientIndex.of(engine.federation)
@@ -211,17 +229,24 @@ class LocalClients(Clients):
             first_state(algorithm, theta0, self.local), len(self.client_index), self._memory, self._folder
         )
         self.releases = np.zeros(len(self.client_index), np.int64)
+        if self.privacy is not None and self.privacy.unit == "sample":
+            sizes = self.client_index.sizes["train"]
+            self._account = SampleAccount.of(self.privacy, algorithm, self.task, self.local, theta0, sizes)
 
     def train(self, round: int, ids: Ints, sent: Sent) -> Answers:
         own = states(self.algorithm, self.engine, self.store, self.theta0, ids, sent)
         result = self.engine.run(Work(self.algorithm, round, "train", ids, own, sent))
         check_declared(self.algorithm.name, result.up, self.algorithm.uplink)
-        good = _finite({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
+        good = usable({**result.own, **{f"up.{n}": v for n, v in result.up.items()}}, len(ids)).cpu().numpy()
         kept, failed = ids[good], ids[~good]
         own, up = result.own, result.up
         if self.privacy is not None:
             names = [self.client_index.ids[i] for i in ids]
             up = self.privacy.protect(self.algorithm, up, sent, names, round, self._noise)
+        steps, gradients = (counts.cpu().numpy() for counts in (result.steps, result.gradients))
+        if self._account is not None:
+            self.releases[ids] += self._account.batches(steps, gradients)
+        elif self.privacy is not None:
             self.releases[kept] += len(up) > 0
         if len(failed):
             rows = torch.from_numpy(np.flatnonzero(good)).to(self.device)
@@ -230,7 +255,6 @@ class LocalClients(Clients):
         self.store.put(kept, own)
         samples = torch.from_numpy(self.client_index.sizes["train"][kept]).to(self.device)
         uploads = Uploads(torch.from_numpy(kept), samples, up, self.algorithm.uplink)
-        steps, gradients = (counts.cpu().numpy() for counts in (result.steps, result.gradients))
         return Answers(uploads, ids, steps, gradients, failed, uploads.bytes())
 
     def with_statistics(self, theta: Tensor) -> Tensor:
@@ -239,19 +263,24 @@ class LocalClients(Clients):
         return self.engine.with_pooled_statistics(theta, np.arange(len(self.client_index)))
 
     def measure(self, snapshot: ServerSnapshot, ids: Ints) -> Columns:
-        spent = self.spent(ids)
         if not snapshot.last:
-            return measure(self.algorithm, self.engine, self.store, snapshot, ids) | spent
+            return measure(self.algorithm, self.engine, self.store, snapshot, ids) | self.spent(ids)
         models = None
         if self.algorithm.evaluation_program(True) is not None:
             like = {"theta": torch.zeros(self.task.full_size, device=self.device)}
             models = ClientStore(like, len(self.client_index), self._memory, self._folder)
         self._made = FinalOutputs(Predictions(self.engine, ids, snapshot.common), models, self._kept(snapshot))
-        return measure(self.algorithm, self.engine, self.store, snapshot, ids, self._made.add) | spent
+        columns = measure(self.algorithm, self.engine, self.store, snapshot, ids, self._made.add)
+        # Of each model that is kept: a program that made it of gradients drew no more batches than these.
+        return columns | self.spent(ids, columns["gradients"])
 
-    def spent(self, ids: Ints) -> Columns:
-        """What the answers of these clients have cost their privacy."""
-        return {} if self.privacy is None else {"epsilon": self.privacy.epsilon(self.releases[ids])}
+    def spent(self, ids: Ints, gradients: NDArray[Any] | int = 0) -> Columns:
+        """What the answers of these clients have cost their privacy; where the server adds the noise, it knows."""
+        if self.privacy is None or self.privacy.noise_at == "server":
+            return {}
+        if self._account is not None:
+            return {"epsilon": self._account.epsilon(ids, self.releases[ids] + np.nan_to_num(gradients))}
+        return {"epsilon": self.privacy.epsilon(self.releases[ids])}
 
     def rows(self, ids: Ints) -> State:
         counted = {} if self.privacy is None else {RELEASES: torch.from_numpy(self.releases[ids])}
@@ -261,8 +290,8 @@ class LocalClients(Clients):
         if self.privacy is not None:
             self.releases[ids] = rows[RELEASES].numpy()
         own = {name: value for name, value in rows.items() if name not in (RELEASES, SEEN)}
+        check_kept(self.store.like, own)
         if SEEN not in rows:
-            check_kept(self.store.like, own)
             self.store.put(ids, own)
             return
         seen = np.flatnonzero(rows[SEEN].cpu().numpy())
@@ -331,15 +360,21 @@ def check_kept(like: State, rows: State) -> None:
             f"this run was begun by an earlier version of personafl, whose clients keep {', '.join(rows) or 'nothing'} "
             f"and not {', '.join(like) or 'nothing'}: its models can be used, but it cannot be resumed"
         )
+    for name, value in rows.items():
+        if value.dtype != like[name].dtype or value.shape[1:] != like[name].shape:
+            raise RunError(
+                f"the checkpoint is of another model or algorithm: a client's {name} has the shape "
+                f"{tuple(value.shape[1:])}, expected {tuple(like[name].shape)}"
+            )
 
 
-def _finite(values: State, count: int) -> Tensor:
-    """Which rows are finite throughout. A sum is finite only if all of its terms are, and takes one pass."""
+def usable(values: State, count: int) -> Tensor:
+    """Which rows can be computed with: finite, and no longer than `LONGEST`; it takes one pass."""
     good = torch.ones(count, dtype=torch.bool)
     seen: set[int] = set()
     for value in values.values():
         if value.data_ptr() in seen or not value.is_floating_point():
             continue
         seen.add(value.data_ptr())
-        good &= torch.isfinite(value.reshape(count, -1).sum(1)).cpu()
+        good &= (torch.linalg.vector_norm(value.reshape(count, -1), dim=1) <= LONGEST).cpu()  # nor is it NaN
     return good

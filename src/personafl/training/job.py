@@ -12,7 +12,9 @@ from personafl.federation import Federation
 from personafl.kernels.task import Task
 from personafl.registry import checked, not_frozen
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule
+from personafl.training.combinations import check_combination
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,7 @@ class Job:
     ----------
     federation, task, algorithm
         The clients' data; the model with its loss and metrics; the method.
-    schedule, local, engine, ray, privacy
+    schedule, local, engine, ray, privacy, robust
         As in a config.
     seed
         What cohorts, batches and dropout follow from.
@@ -41,6 +43,7 @@ class Job:
     privacy: Privacy | None = None
     seed: int = 0
     tables: dict[str, Any] = field(default_factory=dict)
+    robust: Robust | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "local", self.local.for_rounds(self.schedule.rounds))
@@ -56,7 +59,8 @@ class Job:
         checked(Local, "local", asdict(self.local))
         checked(Schedule, "", asdict(self.schedule))
         if self.privacy is not None:
-            checked(Privacy, "privacy", asdict(self.privacy)).check(self.algorithm)
+            checked(Privacy, "privacy", asdict(self.privacy))
+        check_combination(self.algorithm, self.privacy, self.robust)
 
     def resuming(self, begun: dict[str, Any]) -> Job:
         """This job with the engine and the threads that its run began with: they are part of the answer's last bits."""

@@ -28,7 +28,7 @@ from personafl.federation.scaling import standardized_as
 from personafl.federation.sequences import as_wanted
 from personafl.inputs import Inputs, Shape, read_shape, shape_of, shape_text
 from personafl.states import State
-from personafl.storage.checkpoint import Checkpoint
+from personafl.storage.checkpoint import Checkpoint, server_state
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import personalize
 
@@ -96,7 +96,9 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
         How many clients that run had.
     """
     algorithm = algorithm.prepare(replace(LocalClients(engine).job_info, clients=clients))
-    server = {name.removeprefix("server."): v for name, v in found.tensors.items() if name.startswith("server.")}
+    with torch.device("meta"):  # shapes alone: the run says how many clients it has
+        like = algorithm.new_server(theta0 := engine.task.theta0.to("meta"), clients)
+    server = server_state(found, theta0, like)
     models = []
     for k in range(len(engine.federation)):
         ids = np.array([k], np.int64)

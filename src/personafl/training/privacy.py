@@ -1,11 +1,13 @@
-"""Clipping and noise on what clients send: the `[privacy]` table of a config.
+"""Clipping and noise: the `[privacy]` table of a config.
 
 A client that was sent w and would answer y sends
 
     w + Δ min(1, C/‖Δ‖) + N(0, (zC)² I),    Δ = y − w,
 
 C being `clip` and z `noise`. It does so itself, before anything leaves it: nobody else is trusted with the noise. What
-the client keeps, its personalized model above all, is neither clipped nor noisy.
+the client keeps, its personalized model above all, is neither clipped nor noisy. With `noise_at = "server"` clients
+only clip, and the server adds noise once, to the mean (`server_noise.py`). With `unit = "sample"` answers are left as
+they are, and every gradient of local training is clipped by sample and noisy (`kernels/per_sample.py`).
 
 A client on a machine of its own draws its noise from the system's secure generator, fresh for every answer
 (`SecureNoise`): it follows from nothing that anybody knows or can ask for again. In a simulation it follows from the
@@ -20,9 +22,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import shake_256
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -30,13 +32,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.base import Algorithm, Sent
-from personafl.algorithms.uploads import check_declared
+from personafl.algorithms.uploads import Each, Uplink, check_declared
 from personafl.errors import ConfigError
+from personafl.kernels.per_sample import PerSample
 from personafl.settings import check
 from personafl.states import State
-from personafl.training.accounting import epsilon, require_accountant
+from personafl.training.accounting import SENSITIVITY, epsilon, require_accountant
 
 Floats = NDArray[np.float64]
+
+NUMBERS_SHARE = 0.1
+"""Of what an answer may tell: the part of numbers that are relative to nothing (`within` in an uplink), if any."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,18 @@ class Privacy:
     Parameters
     ----------
     clip
-        The largest L2 norm C by which an answer may differ from what the client was sent.
+        The largest L2 norm C by which an answer may differ from what the client was sent; with `unit = "sample"`, the
+        largest norm of the gradient of a sample.
     noise
-        The noise multiplier z: every coordinate gets Gaussian noise of standard deviation z C. With 0, answers are
-        clipped only, which guarantees nothing.
+        The noise multiplier z: every coordinate gets Gaussian noise of standard deviation z C, a mean of answers of
+        which the heaviest has the share p, z C p. With 0, there is clipping only, which guarantees nothing.
     delta
-        The δ at which ε is reported; well below 1 over the number of clients.
+        The δ at which ε is reported; well below 1 over the number of clients (of samples, with `unit = "sample"`).
+    noise_at
+        Who adds the noise to answers: the clients, each to its own; or the server, once to their mean, which is less
+        noise, for clients that trust it.
+    unit
+        Whose privacy: a client's, as a whole; or a training sample's, by noise in every local step (DP-SGD).
 
     Examples
     --------
@@ -62,6 +74,8 @@ class Privacy:
     clip: float
     noise: float = 0.0
     delta: float = 1e-5
+    noise_at: Literal["clients", "server"] = "clients"
+    unit: Literal["client", "sample"] = "client"
 
     def __post_init__(self) -> None:
         check("privacy.clip", self.clip, 0 < self.clip < 1e38, "above 0, and no more than float32 holds")
@@ -70,12 +84,12 @@ class Privacy:
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise a ConfigError where an algorithm cannot be combined with this, with the reason."""
-        reasons = [
-            how.unprotected or f"it does not say what {name} is measured against (relative_to in its uplink)"
-            for name, how in algorithm.uplink.items()
-            if how.unprotected or how.relative_to is None
-        ]
-        if reasons:
+        check("privacy.noise_at", self.noise_at, self.noise_at in ("clients", "server"), '"clients" or "server"')
+        check("privacy.unit", self.unit, self.unit in ("client", "sample"), '"client" or "sample"')
+        if self.unit == "sample":
+            own = 'clients for unit = "sample": every client adds noise to its own steps'
+            check("privacy.noise_at", self.noise_at, self.noise_at == "clients", own)
+        elif reasons := self._reasons(algorithm.uplink):
             raise ConfigError(
                 f"[privacy] cannot be combined with {algorithm.name}: {', and '.join(dict.fromkeys(reasons))}; leave "
                 "[privacy] out or choose another algorithm"
@@ -83,21 +97,54 @@ class Privacy:
         if self.noise:
             require_accountant()
 
-    def table(self) -> dict[str, float]:
-        """As a table of run.toml."""
-        return {"clip": self.clip, "noise": self.noise, "delta": self.delta}
+    def _reasons(self, uplink: Uplink) -> list[str]:
+        """Why what goes up cannot be protected."""
+        found = [
+            how.unprotected or f"it does not say what {name} is measured against (relative_to in its uplink)"
+            for name, how in uplink.items()
+            if how.unprotected or (how.relative_to is None and how.within is None)
+        ]
+        if self.noise_at == "server":
+            found += [
+                f'noise_at = "server" is noise on a mean, and {how.why} (noise_at = "clients" does)'
+                for how in uplink.values()
+                if isinstance(how, Each) and not how.unprotected
+            ]
+        return found
+
+    @property
+    def own_noise(self) -> float:
+        """The noise multiplier of what clients add to their answers themselves."""
+        return self.noise if self.noise_at == "clients" and self.unit == "client" else 0.0
+
+    @property
+    def per_sample(self) -> PerSample | None:
+        """What local steps do to the gradients of samples, with `unit = "sample"`."""
+        return PerSample(self.clip, self.noise) if self.unit == "sample" else None
+
+    def table(self) -> dict[str, Any]:
+        """As a table of run.toml: what was there first always, the rest where it is not the usual."""
+        usual = {"noise_at": "clients", "unit": "client"}
+        return {key: value for key, value in asdict(self).items() if usual.get(key) != value}
 
     def epsilon(self, releases: NDArray[np.int64]) -> Floats:
         """The ε of clients that sent so many answers, see `accounting`."""
         made = {int(k): epsilon(self.noise, self.delta, int(k)) for k in np.unique(releases)}
         return np.array([made[int(k)] for k in releases], np.float64)
 
+    def deviation(self, uplink: Uplink) -> float:
+        """The standard deviation of the noise that clients add to numbers that are relative to what they were sent."""
+        numbers = any(how.within is not None for how in uplink.values())
+        return self.own_noise * self.clip / (1 - NUMBERS_SHARE * numbers) ** 0.5
+
     def protect(
         self, algorithm: Algorithm, up: State, sent: Sent, names: Sequence[str], round: int, source: Noise
     ) -> State:
         """What clients send in place of `up`; a row for each of the clients that are named.
 
-        Several uploads of a client count as one long vector. All of it is clipped, whatever it is called.
+        Several uploads of a client count as one long vector. All of it is clipped, whatever it is called. Numbers that
+        are relative to nothing (`within`) are clipped and noisy by themselves: models and numbers have shares s of
+        what an answer may tell, and noise multipliers z/√s.
 
         Parameters
         ----------
@@ -107,9 +154,9 @@ class Privacy:
             Where the noise comes from.
         """
         check_declared(algorithm.name, up, algorithm.uplink)
-        against = {name: how.relative_to or "" for name, how in algorithm.uplink.items()}
-        if not up:
-            return {}
+        against = {name: how.relative_to for name, how in algorithm.uplink.items() if how.relative_to is not None}
+        if not up or self.unit == "sample":
+            return up
         answers = _rows([up[name] for name in against])
         shared = {w: value.flatten().expand(len(names), -1) for w, value in sent.shared.items()}
         before = _rows([(sent.each if w in sent.each else shared)[w] for w in against.values()])
@@ -117,17 +164,33 @@ class Privacy:
         for row, client in enumerate(names):
             # One client at a time, in double: the same bits in whatever company, and noise that is rounded only once.
             was, answer = before[row].astype(np.float64), answers[row].astype(np.float64)
-            protected[row] = self._protect_one(was, answer, client, round, source)
+            protected[row] = self._protect_one(was, answer, client, round, source, self.deviation(algorithm.uplink))
         pieces = torch.from_numpy(protected).split([up[name][0].numel() for name in against], 1)
-        return {name: piece.reshape(up[name].shape).to(up[name]) for name, piece in zip(against, pieces, strict=True)}
+        models = {name: piece.reshape(up[name].shape).to(up[name]) for name, piece in zip(against, pieces, strict=True)}
+        return models | self._protected_numbers(algorithm.uplink, up, names, round, source)
 
-    def _protect_one(self, before: Floats, answer: Floats, client: str, round: int, source: Noise) -> Floats:
+    def _protect_one(
+        self, before: Floats, answer: Floats, client: str, round: int, source: Noise, deviation: float
+    ) -> Floats:
         update = answer - before
         norm = float(np.sqrt(np.square(update).sum()))
         clipped = before + update * (self.clip / norm) if norm > self.clip else answer
-        if not self.noise:
+        if not deviation:
             return clipped
-        return np.asarray(clipped + self.noise * self.clip * source.normal(client, round, len(answer)))
+        return np.asarray(clipped + deviation * source.normal(client, round, len(answer)))
+
+    def _protected_numbers(self, uplink: Uplink, up: State, names: Sequence[str], round: int, source: Noise) -> State:
+        """Numbers that are relative to nothing, each in 0 … within · C² before it gets its noise, and again after."""
+        bounded = {name: how.within * self.clip**2 for name, how in uplink.items() if how.within is not None}
+        out: State = {}
+        for name, most in bounded.items():
+            value = up[name].detach().cpu().double().numpy()
+            # Another data set may change it by `most`, as it may change a model by SENSITIVITY · C.
+            deviation = self.own_noise * most / SENSITIVITY * (len(bounded) / NUMBERS_SHARE) ** 0.5
+            noise = np.array([source.normal(json.dumps([client, name]), round, 1)[0] for client in names])
+            made = np.clip(np.clip(value, 0, most) + deviation * noise.reshape(value.shape), 0, most)
+            out[name] = torch.from_numpy(np.where(value < 0, value, made)).to(up[name])
+        return out
 
 
 class Noise(Protocol):

@@ -18,6 +18,7 @@ from personafl.states import State
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import Clients
 from personafl.training.events import Listener, RunFiles
+from personafl.training.robust import Robust
 from personafl.training.runner import Runner
 from personafl.version import __version__
 
@@ -51,10 +52,11 @@ def run_rounds(
     schedule: Schedule,
     origin: Origin,
     listeners: Sequence[Listener] = (),
+    robust: Robust | None = None,
 ) -> None:
     """Train with these clients into a folder that is locked: begin a run there, or go on with the one that it holds."""
-    manifest = _manifest(clients, algorithm, schedule, origin)
-    runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners])
+    manifest = _manifest(clients, algorithm, schedule, origin, robust)
+    runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners], robust)
     if folder.exists:
         folder.check_same(manifest)
         manifest["created"] = folder.manifest().get("created", manifest["created"])
@@ -67,7 +69,9 @@ def run_rounds(
     runner.run()
 
 
-def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin: Origin) -> dict[str, Any]:
+def _manifest(
+    clients: Clients, algorithm: Algorithm, schedule: Schedule, origin: Origin, robust: Robust | None
+) -> dict[str, Any]:
     task = clients.task
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -77,6 +81,7 @@ def _manifest(clients: Clients, algorithm: Algorithm, schedule: Schedule, origin
         **origin.tables,
         "local": clients.local.table(),
         **({} if clients.privacy is None else {"privacy": clients.privacy.table()}),
+        **({} if robust is None else {"robust": robust.table()}),
         "resolved": {
             **origin.resolved,
             "task": task.kind.settings,

@@ -9,6 +9,7 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Algorithm, Sent
+from personafl.algorithms.base import Algorithm, Sent, Uploads
 from personafl.algorithms.extras import sent_for_evaluation, server_report
+from personafl.algorithms.removal import without_clients
 from personafl.engines.machine import torch_threads
 from personafl.errors import RunError, TrainingFailed
 from personafl.metrics.measures import ranking
@@ -32,6 +34,8 @@ from personafl.training.clients import Clients
 from personafl.training.early_stopping import check_possible, why_stop
 from personafl.training.evaluation import ServerSnapshot, client_table, summary
 from personafl.training.events import Listener
+from personafl.training.robust import Robust
+from personafl.training.server_noise import ServerNoise
 
 log = logging.getLogger("personafl")
 
@@ -47,15 +51,20 @@ class Runner:
         folder: RunFolder,
         manifest: dict[str, Any],
         listeners: Sequence[Listener] = (),
+        robust: Robust | None = None,
     ) -> None:
         self.algorithm = algorithm = algorithm.prepare(clients.job_info)
-        self.clients, self.schedule = clients, schedule
+        self.clients, self.schedule, self.robust = clients, schedule, robust
         self.folder, self.manifest, self.listeners = folder, manifest, listeners
         self.theta0 = clients.task.theta0.to(clients.device)
         self._made: tuple[int, Tensor | None] | None = None
         count = len(clients.client_index)
+        if robust is not None:
+            robust.check(algorithm)
+            robust.check_cohort(schedule.cohort_size(count))
         self.round = 0
         self.server = algorithm.new_server(self.theta0, count)
+        self._server_noise = self._noise_at_server(count)
         self._start()
         self.steps, self.active, self.failed, self.gradients = np.zeros((4, count), np.int64)
         self.traffic = {"bytes_up": 0, "bytes_down": 0}
@@ -67,7 +76,15 @@ class Runner:
     def _start(self) -> None:
         """Nobody was active yet."""
         self.clients.start(self.algorithm, self.theta0)
-        self.log = ClientLog(len(self.clients.client_index), self.clients.row_bytes + 40)  # the id and four counters
+        more = 40 + 8 * (self._server_noise is not None)  # the id, four counters, what was told
+        self.log = ClientLog(len(self.clients.client_index), self.clients.row_bytes + more)
+
+    def _noise_at_server(self, count: int) -> ServerNoise | None:
+        privacy = self.clients.privacy
+        if privacy is None or privacy.noise_at == "clients":
+            return None
+        cohort = self.schedule.cohort_size(count) if self.clients.secret_cohorts else None
+        return ServerNoise(privacy, self.algorithm.uplink, self.clients.server_noise, cohort, np.zeros(count))
 
     def resume(self) -> bool:
         """Take up the newest undamaged checkpoint; False if there is none (the run starts anew).
@@ -80,7 +97,7 @@ class Runner:
             try:
                 if found.files:
                     self.folder.check(found.round, found.files, found.timings)
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except (ValueError, OSError, RunError) as error:
                 damaged.append(str(error))
                 raise
 
@@ -182,8 +199,11 @@ class Runner:
                 f"round {round}: every active client diverged (update not finite; first: {failed[0]}); {self._kept()}. "
                 "A smaller local.lr usually helps"
             )
-        if len(answers.uploads):
-            self.server = self.algorithm.aggregate(self.server, answers.uploads)
+        if len(answers.removed):
+            self.server = without_clients(self.algorithm, self.server, self.theta0, len(client_index), answers.removed)
+        uploads, spared = self._robust(answers.uploads, ids, sent)
+        if len(uploads):
+            self.server = self.algorithm.aggregate(self.server, self._with_noise(uploads, round))
         common = self.algorithm.global_model(self.server)
         if common is not None and not torch.isfinite(common.sum()):
             raise TrainingFailed(
@@ -200,11 +220,29 @@ class Runner:
             "steps": float(answers.steps.mean()) if len(answers.steps) else 0.0,
             "gradients": int(answers.gradients.sum()),
             **self.traffic,
+            **({"robust": spared} if spared else {}),
         }
         if answers.dropped:
             record["dropped"] = {client_index.ids[i]: why for i, why in answers.dropped.items()}
             log.warning("round %d: without %s", round, _few([f"{c} ({why})" for c, why in record["dropped"].items()]))
         return record, seconds
+
+    def _robust(self, uploads: Uploads, ids: Ints, sent: Sent) -> tuple[Uploads, dict[str, float]]:
+        """The answers as the robust rule leaves them, and what it multiplied updates by."""
+        if self.robust is None or not len(uploads):
+            return uploads, {}
+        uploads, spared = self.robust.apply(uploads, sent.rows(np.searchsorted(ids, uploads.ids.numpy())))
+        named = {self.clients.client_index.ids[i]: round(share, 6) for i, share in spared.items()}
+        if named:
+            log.info("robust rule %s: %s", self.robust.rule, _few([f"{c} × {share:g}" for c, share in named.items()]))
+        return uploads, named
+
+    def _with_noise(self, uploads: Uploads, round: int) -> Uploads:
+        """What the server makes of answers before it uses them, and knows of the noise in them."""
+        if self._server_noise is not None:
+            return self._server_noise.noisy(uploads, round)
+        privacy = self.clients.privacy
+        return uploads if privacy is None else replace(uploads, noise=privacy.deviation(self.algorithm.uplink))
 
     def _kept(self) -> str:
         saved = any(self.folder.checkpoints.glob("round-*.json"))
@@ -230,6 +268,8 @@ class Runner:
         """The rows of an evaluation, and the gradients that were computed for it."""
         clients, ids = self.clients, self._evaluated()
         columns = clients.measure(self.snapshot(last), ids)
+        if self._server_noise is not None:
+            columns["epsilon"] = self._server_noise.epsilon(ids, self.round)
         counts = self.steps, self.active, self.failed, self.gradients
         table = client_table(clients.client_index, clients.task, self.round, columns, *counts, ids)
         return table, int(np.nansum(columns["gradients"]))
@@ -281,7 +321,8 @@ class Runner:
     def _rows(self, ids: Ints) -> State:
         """What a checkpoint keeps of these clients."""
         own = {f"own.{name}": value for name, value in self.clients.rows(ids).items()}
-        return own | {name: torch.from_numpy(count[ids]) for name, count in self._counters.items()}
+        told = {} if self._server_noise is None else self._server_noise.rows(ids)
+        return own | told | {name: torch.from_numpy(count[ids]) for name, count in self._counters.items()}
 
     @property
     def _counters(self) -> dict[str, Ints]:
@@ -292,18 +333,20 @@ class Runner:
         for name, count in self._counters.items():
             # A checkpoint of an earlier version has no gradients: how many there were is not known, and stays so.
             count[ids] = rows[name].numpy() if name in rows else -1
+        if self._server_noise is not None:
+            self._server_noise.put_rows(ids, rows)
         own = {name.removeprefix("own."): value for name, value in rows.items() if name.startswith("own.")}
         self.clients.put_rows(ids, own)
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         device = self.clients.device
-        server = {n.removeprefix("server."): v for n, v in found.tensors.items() if n.startswith("server.")}
+        server = checkpoint.server_state(found, self.theta0, self.server)
         self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
         # Clients that were never active start from the weights that the run began with, not from this process's.
         self.theta0 = found.tensors["theta0"].to(device)
         self._start()
         self.log.read(self.folder.checkpoints, found.clients, self._put_rows)
-        self.traffic = {name: int(found.values[name]) for name in self.traffic}
+        self.traffic = {name: found.values.get(name, 0) for name in self.traffic}
 
     def _write_models(self) -> None:
         common = self._common()

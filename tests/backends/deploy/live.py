@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 
 from personafl.backends.deploy import Deployment, init_federation
 from personafl.backends.deploy.rehearsal import find_nginx
+from personafl.backends.deploy.tasks import prepare
 from personafl.config import parse
 from personafl.engines.loop import LoopEngine
 from personafl.federation import Federation
@@ -51,6 +53,15 @@ def write_data(folder: Path) -> None:
             y = (x[:, m] > 0).astype(np.int64) + (x[:, m + 1] > 0.3)
             arrays |= {f"x_{split}": x, f"y_{split}": y}
         np.savez(folder / f"{name}.npz", **arrays)
+
+
+def showing_certificate(site: Path) -> ssl.SSLContext:
+    """TLS as a site speaks it, which shows the certificate that the operator gave it."""
+    if not (site / "runtime" / "node.pem").exists():
+        prepare(site / "runtime")
+    context = ssl.create_default_context(cafile=str(site / "ca.crt"))
+    context.load_cert_chain(site / "node.crt", site / "runtime" / "node.pem")
+    return context
 
 
 class Live:

@@ -22,12 +22,13 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from personafl.backends.deploy import Deployment, check_site, init_federation
+from personafl.backends.deploy import Deployment, check_site, init_federation, tasks
 from personafl.backends.deploy.processes import Process, free_ports, listening
 from personafl.backends.deploy.rehearsal import find_nginx
+from personafl.backends.deploy.tasks import prepare
 from personafl.cli import app
 from personafl.errors import ConfigError, DataError, RunError
-from tests.backends.deploy.live import write_data
+from tests.backends.deploy.live import showing_certificate, write_data
 from tests.waiting import until
 
 pytestmark = [
@@ -201,9 +202,15 @@ def without_sites(tmp_path_factory):
         yield deployment
 
 
-def supernode(deployment, log, *arguments, address=None):
-    """A SuperNode's exit code and output; it is given a few seconds to be refused in."""
+def supernode(deployment, log, *arguments, address=None, shown=None):
+    """A SuperNode's exit code and output; it is given a few seconds to be refused in.
+
+    `shown` is the site whose certificate it shows nginx, if any.
+    """
     command = [shutil.which("flower-supernode", path=str(Path(sys.executable).parent))]
+    if shown is not None:
+        prepare(shown / "runtime")
+        command = [sys.executable, "-P", tasks.__file__, "join", str(shown / "runtime")]
     command += ["--superlink", address or deployment.layout.address, "--max-retries", "0"]
     command += ["--port", str(free_ports(1)[0])]
     environment = {"FLWR_HOME": str(log.parent / "flower"), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -221,7 +228,18 @@ def test_a_registered_key_is_let_in(without_sites, tmp_path):
     """The same command as in the refusals below, with everything right: they are refused for what they lack."""
     site = without_sites.layout.site("north")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
-    assert "SuperNode ID:" in supernode(without_sites, tmp_path / "log", *arguments)[1]
+    assert "SuperNode ID:" in supernode(without_sites, tmp_path / "log", *arguments, shown=site)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [None, "south"])
+def test_a_registered_key_without_its_own_certificate_is_refused(without_sites, tmp_path, other):
+    """Flower's own program has none to show; and another site's, which the same authority gave, does not help."""
+    site = without_sites.layout.site("north")
+    arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
+    shown = other and without_sites.layout.site(other)
+    code, said = supernode(without_sites, tmp_path / "log", *arguments, shown=shown)
+    assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
 @pytest.mark.slow
@@ -237,7 +255,7 @@ def test_a_node_without_a_key_is_refused(without_sites, tmp_path, side):
 def test_an_unregistered_key_is_refused(without_sites, tmp_path):
     site = without_sites.layout.site("south")
     arguments = ("--root-certificates", site / "ca.crt", "--auth-supernode-private-key", site / "node.key")
-    code, said = supernode(without_sites, tmp_path / "log", *arguments)
+    code, said = supernode(without_sites, tmp_path / "log", *arguments, shown=site)
     assert code == 1 and "Exit Code: 305" in said and "SuperNode ID:" not in said
 
 
@@ -274,7 +292,7 @@ def public_key(deployment, name="north"):
 def ask(deployment, path, method="POST", address=None, body=b"", key=None):
     """The status of an answer; the path is sent letter by letter."""
     address = address or deployment.layout.address
-    context = ssl.create_default_context(cafile=str(deployment.layout.site("north") / "ca.crt"))
+    context = showing_certificate(deployment.layout.site("north"))
     host, _, port = address.partition(":")
     with (
         socket.create_connection((host, int(port)), 10) as plain,

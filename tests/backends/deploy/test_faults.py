@@ -302,7 +302,7 @@ def tap(live):
     deployment = live.deployment
     files = {name: deployment.layout.site(name) / "connection.env" for name in SITES}
     before = {name: file.read_text() for name, file in files.items()}
-    tap = Tap(deployment.layout.operator, deployment.layout.address)
+    tap = Tap(deployment.layout.operator, deployment.layout.private)  # it has no site's certificate to show nginx
     deployment.stop(*SITES)
     with tap.listening() as address:
         for name, file in files.items():

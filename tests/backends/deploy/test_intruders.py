@@ -39,7 +39,7 @@ from personafl.backends.flower.job import JobDescription, fingerprint, read_job
 from personafl.backends.flower.messages import pack
 from personafl.kernels.task import Task
 from personafl.models import initialize
-from tests.backends.deploy.live import CLASSES, FEATURES, PATIENCE
+from tests.backends.deploy.live import CLASSES, FEATURES, PATIENCE, showing_certificate
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,9 +76,8 @@ def push_as(live, name, message):
         NodeAuthHttpInterceptor(key, key.public_key()),
     ]
     message.metadata.__dict__["_message_id"] = message.object_id
-    with FleetHttpClient.from_server_address(
-        live.deployment.layout.address, False, (site / "ca.crt").read_bytes(), interceptors=interceptors
-    ) as client:
+    address = f"https://{live.deployment.layout.address}"
+    with FleetHttpClient(address, interceptors=interceptors, verify=showing_certificate(site)) as client:
         said = client.PushMessages(
             PushMessagesRequest(
                 node=node,
@@ -250,7 +249,8 @@ def test_no_token_is_on_a_command_line(live):
 
 def flood(live, path, headers, size=MUCH, times=40):
     """So many requests at once; the statuses of those that were answered."""
-    context = ssl.create_default_context(cafile=str(live.deployment.layout.site("north") / "ca.crt"))
+    north = live.deployment.layout.site("north")
+    context = showing_certificate(north) if headers else ssl.create_default_context(cafile=str(north / "ca.crt"))
     body, statuses = bytes(size), []
 
     def send():
@@ -274,7 +274,7 @@ def flood(live, path, headers, size=MUCH, times=40):
 @pytest.mark.parametrize("path", ["/v1/fleet/push-object", "/v1/fleet/pull-messages"])
 @pytest.mark.parametrize("knows", [False, True])
 def test_a_stranger_cannot_fill_the_servers_memory(live, path, knows):
-    """Not even one who has seen a site's public key."""
+    """Not even one who has got hold of a site's certificate and key."""
     table = (live.deployment.layout.operator / "keys.conf").read_text()
     headers = {"Flwr-Public-Key": re.search(r'"(.*)" "north";', table)[1]} if knows else {}
     before = resident(live)

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="Flower is not installed")
-pytest.importorskip("peft", reason="needs personafl[huggingface]")
 
 from personafl import Federation
 from personafl.backends.deploy import Deployment, init_federation
@@ -42,6 +41,7 @@ def data(tmp_path):
 
 @pytest.mark.parametrize("kind", ["features", "adapters"])
 def test_sites_end_with_what_the_loop_gives_them(tmp_path, data, monkeypatch, kind):
+    pytest.importorskip("peft", reason="needs personafl[huggingface]")
     monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
     weights = write_bert(tmp_path / "weights")
     pinned = {"path": str(weights), "sha256": checksum(weights / "model.safetensors")}

@@ -217,7 +217,9 @@ def test_models_that_nobody_trained_are_not_evaluated(tmp_path):
         assert ann.evaluate(job, ann.task({"name": "mclr"}, seed).theta0).columns == {}
 
 
-@pytest.mark.parametrize(("scale", "margin", "halvings"), [(1e4, 10.0, 40), (800.0, 0.2, 18)])
+@pytest.mark.parametrize(
+    ("scale", "margin", "halvings"), [pytest.param(1e4, 10.0, 40, marks=pytest.mark.slow), (800.0, 0.2, 18)]
+)
 def test_with_training_in_between_a_test_sample_is_not_read_off(tmp_path, scale, margin, halvings):
     """A round for each question: a sample adds at most 10 to a sum of losses, and means are rounded. The second attack
     knows that, and stays below the bound."""

@@ -48,7 +48,7 @@ def test_the_line_is_on_the_disk_before_the_answer_leaves(tmp_path, monkeypatch)
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("personafl.backends.flower.ledger.os.fsync", full)
+    monkeypatch.setattr("personafl.storage.chained_log.os.fsync", full)
     with pytest.raises(RunError, match=r"writing .*ledger.jsonl failed: No space left on device; free some space"):
         ann.train(ann.job(), round=2, accepted=1)
     assert [path.name for path in ann.folder.glob("state/*/round-*")] == ["round-000001.safetensors"]

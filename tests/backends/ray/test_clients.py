@@ -40,6 +40,7 @@ from personafl.training.clients import LocalClients
 from personafl.training.events import RunFiles
 from personafl.training.job import Job
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 from personafl.training.runner import Runner
 from tests.archetypes import FOR_TWO_LAYERS, archetypes
 from tests.linux_processes import descendants, listening
@@ -640,9 +641,10 @@ def test_an_actor_that_dies_again_and_again_ends_the_run(cluster, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_train_on_ray_leaves_a_joined_ray_running(cluster, tmp_path):
+@pytest.mark.parametrize("kind", [{}, {"noise_at": "server"}, {"unit": "sample"}])
+def test_train_on_ray_leaves_a_joined_ray_running(cluster, tmp_path, kind):
     """By the public function, with privacy, on data that actors read from a saved federation."""
-    fed, privacy = federation(), Privacy(clip=1.0, noise=0.5)
+    fed, privacy = federation(), Privacy(clip=1.0, noise=0.5, **kind)
     fed.save(tmp_path / "saved")
     common = {"rounds": 2, "activity": 0.9, "local": LOCAL, "seed": SEED, "threads": 1, "progress": False,
               "eval_every": 1, "privacy": privacy}  # fmt: skip
@@ -665,3 +667,13 @@ def test_ray_stays_on_this_machine(cluster):
     """No process of the Ray that we start listens on anything but the loopback address."""
     assert {address for _, address in listening(descendants(os.getpid()))} <= {"127.0.0.1", "::1"}
     assert len(listening(descendants(os.getpid()))) > 3
+
+
+@pytest.mark.parametrize("rule", ["median", "clip"])
+def test_a_robust_rule_sees_each_answer(cluster, tmp_path, rule):
+    """Nothing is averaged on the way, and the answer is that of one process."""
+    common = {"rounds": 2, "local": LOCAL, "seed": SEED, "threads": 1, "progress": False, "eval_every": 1,
+              "robust": Robust(rule, factor=1.0)}  # fmt: skip
+    train(federation(), model(), engine="stacked", out=tmp_path / "stacked", **common)
+    train(federation(), model(), engine="ray", ray=RaySettings(actors=2), out=tmp_path / "ray", **common)
+    assert_same_runs(tmp_path / "ray", tmp_path / "stacked")

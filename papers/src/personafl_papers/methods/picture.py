@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from personafl.files import write_atomically
-from personafl.report.palette import LIGHT
+from personafl.palette import LIGHT
 from personafl_papers.methods.ranks import groups
 
 STYLE: Any = {"font.size": 9, "svg.hashsalt": "personafl", "svg.fonttype": "path"}

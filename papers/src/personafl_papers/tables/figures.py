@@ -9,8 +9,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from personafl.palette import LIGHT, MARKERS
 from personafl.report.figures import STYLE
-from personafl.report.palette import LIGHT, MARKERS
 
 
 def curves(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], label: str) -> Figure:

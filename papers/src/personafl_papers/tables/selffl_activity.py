@@ -105,7 +105,7 @@ def steps(runs: Sequence[Run], half: int) -> dict[str, Any]:
 def figures(measured: Measured) -> dict[str, tuple[Figure, str]]:
     from matplotlib.figure import Figure
 
-    from personafl.report.palette import LIGHT
+    from personafl.palette import LIGHT
     from personafl_papers.tables.figures import curves, histograms
 
     panels = {"personalized models": measured.curves[CURVES[0]], "global model": measured.curves[CURVES[1]]}

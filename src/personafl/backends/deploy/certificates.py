@@ -1,6 +1,8 @@
-"""An own certificate authority, and the server certificate that it signs.
+"""An own certificate authority, and what it signs: the certificates of the server and of the sites.
 
-Sites trust this authority and no other, so a certificate that anybody else issued for the same host is refused.
+Sites trust this authority and no other, so a certificate that anybody else issued for the same host is refused; and so
+does the server's proxy, by which it knows sites before it reads what they send. A site makes its key itself and asks
+for a certificate by a request.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+from personafl.errors import ConfigError
+
+AUTHORITY_DAYS, SERVER_DAYS, SITE_DAYS = 3650, 825, 825
 # A machine whose clock is behind must not take a new certificate for one of the future.
 _SKEW = timedelta(days=1)
 
@@ -49,20 +54,71 @@ def issue_server(authority_key: bytes, authority: bytes, hosts: Sequence[str]) -
     hosts : sequence of str
         Names and IP addresses by which the server is reached; the certificate holds for no other.
     """
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)])
+    certificate = _issue(
+        authority_key, authority, hosts[0], key.public_key(), SERVER_DAYS, ExtendedKeyUsageOID.SERVER_AUTH, [names]
+    )
+    return _private(key), certificate
+
+
+def issue_site(authority_key: bytes, authority: bytes, name: str, key: ec.EllipticCurvePublicKey) -> bytes:
+    """A certificate (PEM) for the key of a site, by which the proxy knows it."""
+    return _issue(authority_key, authority, name, key, SITE_DAYS, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+def make_request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A request (PEM) for the certificate of a site, which proves that it has the key and tells nothing of it.
+
+    Examples
+    --------
+    >>> name, key = read_request(make_request("north", ec.generate_private_key(ec.SECP384R1())))
+    >>> name, key.curve.name
+    ('north', 'secp384r1')
+    """
+    request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA384())
+    pem: bytes = request.public_bytes(serialization.Encoding.PEM)
+    return pem
+
+
+def read_request(data: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
+    """The name and the public key of a request; a ConfigError where it is none."""
+    try:
+        request = x509.load_pem_x509_csr(data)
+        key = request.public_key()
+        names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        if not request.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey) or len(names) != 1:
+            raise ValueError("it is not signed with the elliptic-curve key that it names")
+        return str(names[0].value), key
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise ConfigError(f"this is no request of a site, made by personafl site request: {error}") from None
+
+
+def _issue(
+    authority_key: bytes,
+    authority: bytes,
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    purpose: x509.ObjectIdentifier,
+    more: Sequence[x509.ExtensionType] = (),
+) -> bytes:
+    """A certificate that holds for one purpose."""
     signer = serialization.load_pem_private_key(authority_key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     issuer = x509.load_pem_x509_certificate(authority)
-    key = ec.generate_private_key(ec.SECP384R1())
     known_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = (
-        _builder(_named(hosts[0]), issuer.subject, key.public_key(), SERVER_DAYS)
+        _builder(_named(name), issuer.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(known_by, critical=False)
     )
-    return _private(key), builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    for extension in more:
+        builder = builder.add_extension(extension, critical=False)
+    pem: bytes = builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    return pem
 
 
 def _builder(

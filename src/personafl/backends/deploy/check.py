@@ -11,40 +11,32 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from cryptography import x509
 
+from personafl.backends.deploy.expiry import certificate_finding
+from personafl.backends.deploy.findings import Finding, Grade
 from personafl.backends.deploy.keys import is_private, key_problem, open_to_others
 from personafl.backends.deploy.layout import split_address
 from personafl.backends.flower.ledger import Entry, Ledger, spent
-from personafl.backends.flower.signing import read_private, read_public
+from personafl.backends.flower.policy import read_policy
+from personafl.backends.flower.policy_words import in_words
+from personafl.backends.flower.record_words import RECORD
+from personafl.backends.flower.signing import read_private, read_publics
 from personafl.backends.flower.site_data import SiteSettings, read_data, read_site
 from personafl.config import read_tables
 from personafl.errors import ConfigError, PersonaflError
 from personafl.federation import Federation
 from personafl.federation.overview import label_counts
+from personafl.files import checksum
 from personafl.inputs import Shape, read_shape, shape_of, shape_text, tensors
+from personafl.storage.chained_log import ChainedLog
 from personafl.version import __version__
 
-Grade = Literal["good", "warning", "bad"]
 FLOWER = "1.41"  # what personafl is tried with
 LEAST_DISK, FAIR_DISK = 100e6, 1e9
-SOON = 30  # days
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was looked at, whether it is fit (`good`, `warning`, `bad`), and what was seen."""
-
-    what: str
-    state: Grade
-    about: str
 
 
 def check_site(path: Path, connect: bool = False) -> list[Finding]:
@@ -70,10 +62,10 @@ def check_site(path: Path, connect: bool = False) -> list[Finding]:
         settings = read_site(path)
         first = [Finding("site", "good", f"{settings.id}, folder {settings.folder}")]
         looks: list[Iterator[Finding]] = [_data(settings, folder), _limits(settings), _disk(Path(settings.folder))]
-        looks += [_files(settings, folder), _orders(settings)]
+        looks += [_policy(settings), _record(settings), _files(settings, folder), _orders(settings)]
     except ConfigError as error:
         first, looks = [Finding("site", "bad", str(error))], []
-    looks += [_key(folder), _certificate(folder), _programs(), _clock()]
+    looks += [_key(folder), _certificates(folder), _programs(), _clock()]
     looks += [_connection(folder)] if connect else []
     return [*first, *(finding for look in looks for finding in look)]
 
@@ -192,7 +184,7 @@ def _orders(settings: SiteSettings) -> Iterator[Finding]:
         yield Finding("orders", "warning", about)
         return
     try:
-        read_public(Path(settings.orders)), read_private(Path(settings.key))
+        read_publics(Path(settings.orders)), read_private(Path(settings.key))
         yield Finding("orders", "good", f"only those that are signed with {Path(settings.orders).name} are followed")
     except ConfigError as error:
         yield Finding("orders", "bad", str(error))
@@ -209,22 +201,33 @@ def _files(settings: SiteSettings, folder: Path) -> Iterator[Finding]:
         yield Finding("files", "good", "nobody else on this machine can read them")
 
 
-def _certificate(folder: Path) -> Iterator[Finding]:
-    try:
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    except OSError as error:
-        yield Finding("certificate", "bad", f"cannot read ca.crt: {error.strerror}")
-        return
-    except ValueError as error:
-        yield Finding("certificate", "bad", f"ca.crt is not a certificate: {error}")
-        return
-    begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, datetime.now(UTC)
-    if not begin <= now <= end:
-        about = f"ca.crt is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and this machine's clock says {now:%Y-%m-%d}"
-        yield Finding("certificate", "bad", about)
+def _certificates(folder: Path) -> Iterator[Finding]:
+    yield certificate_finding(folder / "ca.crt")
+    if (folder / "node.crt").exists():
+        yield certificate_finding(folder / "node.crt", "own certificate")
     else:
-        soon = (end - now).days < SOON
-        yield Finding("certificate", "warning" if soon else "good", f"ca.crt is valid until {end:%Y-%m-%d}")
+        about = "there is no node.crt, without which the federation's proxy refuses this site: personafl site request"
+        yield Finding("own certificate", "bad", about)
+
+
+def _policy(settings: SiteSettings) -> Iterator[Finding]:
+    if settings.policy is None:
+        yield Finding("policy", "warning", "there is no policy.toml: what site.toml does not limit is not limited")
+        return
+    path = Path(settings.policy)
+    yield Finding("policy", "good", f"{path.name}, SHA-256 {checksum(path)}")
+    for what, about in in_words(read_policy(path)).items():
+        yield Finding(f"policy: {what}", "good", about)
+
+
+def _record(settings: SiteSettings) -> Iterator[Finding]:
+    try:
+        lines = ChainedLog(Path(settings.folder) / RECORD).lines()
+    except PersonaflError as error:
+        yield Finding("record", "bad", str(error))
+        return
+    refused = sum(line.get("event") == "refused" for line in lines)
+    yield Finding("record", "good", f"{len(lines)} lines, all as they were written; {refused} orders were refused")
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

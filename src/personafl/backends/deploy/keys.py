@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -24,8 +26,22 @@ def make_key(name: str) -> tuple[bytes, bytes]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return private, public + b" " + name.encode() + b"\n"
+    return private, public_line(key.public_key(), name)
+
+
+def public_line(key: ec.EllipticCurvePublicKey, name: str) -> bytes:
+    """A public key as `ssh-keygen` writes it, with a name behind it."""
+    public: bytes = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return public + b" " + name.encode() + b"\n"
+
+
+def key_fingerprint(public: bytes) -> str:
+    """What people read to each other to compare keys, as `ssh-keygen -lf` shows it.
+
+    >>> key_fingerprint(make_key("north")[1])[:7]
+    'SHA256:'
+    """
+    return "SHA256:" + b64encode(sha256(b64decode(public.split()[1])).digest()).decode().rstrip("=")
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -17,8 +17,9 @@ from importlib import resources
 from pathlib import Path
 
 import tomli_w
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from personafl.backends.deploy.certificates import issue_server, make_authority
+from personafl.backends.deploy.certificates import issue_server, issue_site, make_authority
 from personafl.backends.deploy.keys import make_key, write_private
 from personafl.backends.deploy.proxy import write_proxy
 from personafl.errors import ConfigError
@@ -28,7 +29,8 @@ from personafl.version import __version__
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RESERVED = ("superlink", "proxy", "run")
 SCRIPTS = (
-    "start-superlink.sh", "start-proxy.sh", "refresh-proxy.sh", "register-sites.sh", "start-run.sh", "pack-sites.sh",
+    "start-superlink.sh", "start-proxy.sh", "refresh-proxy.sh", "register-sites.sh", "unregister-site.sh",
+    "start-run.sh", "pack-sites.sh",
 )  # fmt: skip
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -61,10 +63,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in self.sites:
-            if not _NAME.fullmatch(name):
-                raise ConfigError(f"site {name!r}: a name is made of letters, digits, dots, dashes and underscores")
-            if name in RESERVED:
-                raise ConfigError(f"site {name!r}: this name is taken by a part of the federation itself")
+            check_name(name)
         if len({name.lower() for name in self.sites}) < len(self.sites) or not self.sites:
             raise ConfigError(f"sites = {', '.join(self.sites) or 'none'}: name at least one, and each only once")
         split_address(self.address)
@@ -83,6 +82,11 @@ class Layout:
         """Where nginx listens: on loopback where the address is there, or else on every interface."""
         host, port = split_address(self.address)
         return self.address if host in LOOPBACK else str(port)
+
+    def text(self) -> str:
+        """What deploy.toml says."""
+        asked = {"version": __version__, "address": self.address, "private": self.private}
+        return tomli_w.dumps({**asked, "sites": list(self.sites)})
 
     @classmethod
     def read(cls, folder: Path) -> Layout:
@@ -106,15 +110,20 @@ class Material:
     site_keys: Mapping[str, tuple[bytes, bytes]]
     orders: tuple[bytes, bytes]
     authority_key: bytes | None = None
+    certificates: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, layout: Layout) -> Material:
-        """New ones."""
+    def make(cls, layout: Layout, by_request: bool = False) -> Material:
+        """New ones; those of the sites too, unless they make their keys themselves."""
         host, _ = split_address(layout.address)
         authority_key, authority = make_authority(f"personafl federation {layout.folder.resolve().name}")
         server_key, server = issue_server(authority_key, authority, [host, "localhost", "127.0.0.1", "::1"])
-        keys = {name: make_key(name) for name in layout.sites}
-        return cls(authority, server_key, server, keys, make_key("orders"), authority_key)
+        keys = {name: make_key(name) for name in (() if by_request else layout.sites)}
+        certificates = {
+            name: issue_site(authority_key, authority, name, load_ssh_public_key(public))
+            for name, (_, public) in keys.items()
+        }
+        return cls(authority, server_key, server, keys, make_key("orders"), authority_key, certificates)
 
     @classmethod
     def read(cls, layout: Layout) -> Material:
@@ -125,6 +134,7 @@ class Material:
                 name: ((layout.site(name) / "node.key").read_bytes(), (layout.site(name) / "node.pub").read_bytes())
                 for name in layout.sites
             }
+            certificates = {name: (layout.site(name) / "node.crt").read_bytes() for name in layout.sites}
             authority, server_key, server = (
                 (operator / name).read_bytes() for name in ("ca.crt", "server.key", "server.crt")
             )
@@ -134,12 +144,17 @@ class Material:
                     "earlier version of personafl; make it anew with personafl deploy init, and hand out the folders"
                 )
             orders = (operator / "orders.key").read_bytes(), (operator / "orders.pub").read_bytes()
-            return cls(authority, server_key, server, keys, orders)
+            return cls(authority, server_key, server, keys, orders, None, certificates)
         except OSError as error:
-            raise ConfigError(f"{layout.folder} is not whole: cannot read {error.filename}: {error.strerror}") from None
+            raise ConfigError(
+                f"{layout.folder} is not whole: cannot read {error.filename}: {error.strerror}; a federation whose "
+                "sites made their keys themselves cannot be rehearsed, make another with personafl deploy init"
+            ) from None
 
 
-def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layout.address) -> Layout:
+def init_federation(
+    folder: Path, sites: Sequence[str] = (), address: str = Layout.address, by_request: bool = False
+) -> Layout:
     """Write a federation that is ready to start into a new or empty folder.
 
     Parameters
@@ -150,6 +165,8 @@ def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layo
         The sites' names; left out, site-1 to site-3.
     address
         HOST:PORT by which the sites reach the operator's machine.
+    by_request
+        Sites make their keys themselves, see `accept_request`; False, as for a rehearsal: they are made here.
 
     Examples
     --------
@@ -157,30 +174,41 @@ def init_federation(folder: Path, sites: Sequence[str] = (), address: str = Layo
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layout = init_federation(Path(folder), ["north", "south"])
     ...     sorted(path.name for path in layout.site("north").iterdir())
-    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'node.key', 'node.pub', 'orders.pub',
-     'personafl-site.service', 'site.toml', 'start.sh']
+    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'node.crt', 'node.key', 'node.pub', 'orders.pub',
+     'personafl-site.service', 'policy.toml', 'site.toml', 'start.sh']
     """
     layout = Layout(folder, tuple(sites) or Layout.sites, address)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: name a new one, for keys and settings are never replaced")
     named = ", ".join(f'"{name}"' for name in layout.sites)
     config = template("federation.toml", sites=named, min_answers=min(2, len(layout.sites)))
-    write_federation(layout, Material.make(layout), config)
+    write_federation(layout, Material.make(layout, by_request), config)
     return layout
 
 
 def write_federation(layout: Layout, material: Material, config: str) -> None:
     """Write everything that `Layout` describes."""
     with disk_errors(layout.folder, "writing"):
-        for folder in ("", "app", "operator", "operator/keys", "sites", *(f"sites/{name}" for name in layout.sites)):
+        places = ("", "app", "operator", "operator/keys", "operator/certificates", "sites")
+        for folder in (*places, *(f"sites/{name}" for name in material.site_keys)):
             (layout.folder / folder).mkdir(0o700, parents=True, exist_ok=True)
-        asked = {"version": __version__, "address": layout.address, "private": layout.private}
-        _write(layout.folder / "deploy.toml", tomli_w.dumps({**asked, "sites": list(layout.sites)}))
+        _write(layout.folder / "deploy.toml", layout.text())
         _write(layout.folder / "federation.toml", config)
         _write(layout.folder / "app" / "pyproject.toml", template("app.toml"))
         _write_operator(layout, material)
-        for name in layout.sites:
-            _write_site(layout, name, material, config)
+        for name, (private, public) in material.site_keys.items():
+            write_private(layout.site(name) / "node.key", private)
+            _write(layout.site(name) / "node.pub", public.decode())
+            certificate = material.certificates[name]
+            write_site(layout, name, layout.site(name), material.authority, material.orders[1], certificate, config)
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a site."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"site {name!r}: a name is made of letters, digits, dots, dashes and underscores")
+    if name in RESERVED:
+        raise ConfigError(f"site {name!r}: this name is taken by a part of the federation itself")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -212,6 +240,7 @@ def _write_operator(layout: Layout, material: Material) -> None:
     _write(operator / "server.crt", material.server.decode())
     for name, (_, public) in material.site_keys.items():
         _write(operator / "keys" / f"{name}.pub", public.decode())
+        _write(operator / "certificates" / f"{name}.crt", material.certificates[name].decode())
     host, port = split_address(layout.private)
     values = {"private": layout.private, "private_host": host, "private_port": port, "listen": layout.listen}
     values |= {"address": layout.address, "sites": ", ".join(layout.sites), "first": layout.sites[0]}
@@ -224,17 +253,18 @@ def _write_operator(layout: Layout, material: Material) -> None:
         _write(operator / f"personafl-{name}.service", template(f"{name}.service"))
 
 
-def _write_site(layout: Layout, name: str, material: Material, config: str) -> None:
-    folder = layout.site(name)
-    private, public = material.site_keys[name]
-    write_private(folder / "node.key", private)
-    _write(folder / "node.pub", public.decode())
-    _write(folder / "orders.pub", material.orders[1].decode())
-    _write(folder / "ca.crt", material.authority.decode())
+def write_site(
+    layout: Layout, name: str, folder: Path, authority: bytes, orders: bytes, certificate: bytes, config: str
+) -> None:
+    """Write what a site gets of its operator into a folder: everything but its key."""
+    _write(folder / "orders.pub", orders.decode())
+    _write(folder / "ca.crt", authority.decode())
+    _write(folder / "node.crt", certificate.decode())
     _write(folder / "federation.toml", config)
     port = layout.runtime_ports.get(name, 9094)
     _write(folder / "connection.env", f"SUPERLINK={layout.address}\nRUNTIME_PORT={port}\n")
-    _write(folder / "site.toml", template("site.toml", name=name))
+    for file in ("site.toml", "policy.toml"):
+        _write(folder / file, template(file, name=name))
     _write(folder / "start.sh", template("site-start.sh", name=name), executable=True)
     _write(folder / "personafl-site.service", template("site.service", name=name))
     _write(folder / "SITE.md", template("SITE.md", name=name, address=layout.address))

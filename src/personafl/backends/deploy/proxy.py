@@ -47,15 +47,19 @@ def answer_bytes(config: Path) -> int:
 
 def write_proxy(operator: Path, config: Path) -> bool:
     """Write what nginx.conf includes; whether it is other than before."""
-    wanted = {"keys.conf": _keys(operator / "keys"), "paths.conf": _paths(answer_bytes(config))}
-    changed = {name for name, text in wanted.items() if not _holds(operator / name, text)}
-    for name in changed:
-        write_text(operator / name, wanted[name])
-    return bool(changed)
+    return write_keys(operator) | _write(operator / "paths.conf", _paths(answer_bytes(config)))
 
 
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text("utf-8") == text
+def write_keys(operator: Path) -> bool:
+    """Write whose requests nginx passes on, whatever is trained; whether it is other than before."""
+    return _write(operator / "keys.conf", _keys(operator / "keys"))
+
+
+def _write(path: Path, text: str) -> bool:
+    if path.is_file() and path.read_text("utf-8") == text:
+        return False
+    write_text(path, text)
+    return True
 
 
 def _keys(folder: Path) -> str:
@@ -83,7 +87,11 @@ def _paths(answer: int) -> str:
 def main() -> None:
     """For refresh-proxy.sh: write both for the operator's folder that is named, and say whether they have changed."""
     operator = Path(sys.argv[1])
+    changed, wrong = write_keys(operator), ""  # a key that is gone must be gone, even if nothing can be trained now
     try:
-        print("changed" if write_proxy(operator, operator.parent / "federation.toml") else "unchanged")
+        changed |= write_proxy(operator, operator.parent / "federation.toml")
     except PersonaflError as error:
-        sys.exit(f"error: {error}")
+        wrong = f"error: {error}"
+    print("changed" if changed else "unchanged")
+    if wrong:
+        sys.exit(wrong)

@@ -5,7 +5,11 @@ Flower's own program that asks (flower-superexec) proves by a secret that it may
 a command line, which every user can read too. This does the same and hands the token over by a pipe. It also knows the
 SuperNode by a certificate, so that nobody who takes the port first can give it tasks.
 
+What runs is the installed personafl, whatever app the operator started: nothing of the app that comes with a run is
+unpacked or imported. And the SuperNode has a client certificate, which Flower 1.41 has no option for.
+
     python3 tasks.py prepare FOLDER           a fresh secret and certificate, before the SuperNode starts
+    python3 tasks.py join FOLDER ARGUMENTS    the SuperNode itself, which shows nginx the site's certificate
     python3 tasks.py work FOLDER PORT PID     have a process do each task, until the SuperNode, PID, ends
     python3 tasks.py do FOLDER PORT PID       such a process, started by PID
 """
@@ -17,6 +21,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -50,15 +55,40 @@ def prepare(folder: Path) -> None:
     )
     folder.mkdir(mode=0o700, exist_ok=True)
     pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+    def plain(key: ec.EllipticCurvePrivateKey) -> bytes:
+        written: bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return written
+
+    node = serialization.load_ssh_private_key((folder.parent / "node.key").read_bytes(), None)
+    assert isinstance(node, ec.EllipticCurvePrivateKey)
     for file, content in {
         "secret": secrets.token_bytes(32),
-        "key": private,
+        "key": plain(key),
         "crt": certificate.public_bytes(pem),
+        "node.pem": plain(node),  # as TLS takes it
     }.items():
         (folder / file).unlink(missing_ok=True)
         with open(os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as to:
             to.write(content)
+
+
+def join(folder: Path, arguments: list[str]) -> None:
+    """Run a SuperNode that proves who it is when it connects, by the certificate that the operator gave the site."""
+    from flwr.supercore.protobuf.client import ProtobufClient
+    from flwr.supernode.cli import flower_supernode
+
+    make = ProtobufClient.__init__
+
+    def with_certificate(self: ProtobufClient, base_url: str, **settings: object) -> None:
+        verify = settings.get("verify")
+        if isinstance(verify, ssl.SSLContext):
+            verify.load_cert_chain(folder.parent / "node.crt", folder / "node.pem")
+        make(self, base_url, **settings)
+
+    ProtobufClient.__init__ = with_certificate
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
 
 
 def work(folder: Path, port: int, supernode: int) -> None:
@@ -95,10 +125,20 @@ def work(folder: Path, port: int, supernode: int) -> None:
 
 def do(folder: Path, port: int, parent: int) -> None:
     """Do the one task whose token comes by the pipe."""
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    from flwr.supernode.runtime import run_clientapp as flower
 
+    # What the operator's app holds is not looked at: an order says by names what is done, and the site's policy which.
+    flower.install_from_fab = lambda *app, **settings: None
+    flower.get_load_client_app_fn = lambda **settings: _installed_app
     if token := sys.stdin.readline().strip():
-        run_clientapp(f"{HOST}:{port}", token, False, (folder / "crt").read_bytes(), parent)
+        flower.run_clientapp(f"{HOST}:{port}", token, False, (folder / "crt").read_bytes(), parent)
+
+
+def _installed_app(*app: str) -> object:
+    """The ClientApp of the personafl that is installed here."""
+    from personafl.backends.flower import app as installed
+
+    return installed.client_app
 
 
 def _listens(port: int) -> bool:
@@ -123,7 +163,9 @@ def main() -> None:
     """What the start scripts of a deployment call, with the task, the folder and the ports."""
     what, folder, *numbers = sys.argv[1:]
     if what == "prepare":
-        return prepare(Path(folder))
+        return prepare(Path(folder).resolve())
+    if what == "join":
+        return join(Path(folder).resolve(), numbers)
     port, other = map(int, numbers)
     if what == "do":
         return do(Path(folder), port, other)

@@ -24,15 +24,19 @@ from personafl.algorithms import ALGORITHMS
 from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import trained_task
 from personafl.backends.flower.job import Layout, Order, fingerprint, model_outputs, read_job, usual_task
+from personafl.backends.flower.leaving import released
 from personafl.backends.flower.members import FederationSettings, gather
 from personafl.backends.flower.messages import pack, unpack, values
+from personafl.backends.flower.records import Record
 from personafl.backends.flower.server import FlowerClients
+from personafl.backends.flower.signed_files import sign_models
 from personafl.backends.flower.signing import OperatorSeal, SiteSeal
 from personafl.backends.flower.site import Site
 from personafl.backends.flower.site_data import read_site
 from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
+from personafl.files import checksum
 from personafl.inputs import written_shape
 from personafl.kernels.modes import frozen_and_eval, frozen_hashes, whole_hash
 from personafl.kernels.task import Task
@@ -62,7 +66,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
     folder = RunFolder(out)
     with folder.lock():
         before = folder.manifest()["resolved"].get("sites", []) if folder.exists else []
-        nodes, client_index = gather(grid, settings, before, seal)
+        record = Record(keys)
+        nodes, client_index = gather(grid, settings, before, seal, record)
         model = described.model or (MCLR() if described.backbone else default_model(settings.input_shape))
         described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
         kind, seed = described.task or usual_task(settings.classes), described.seed
@@ -96,11 +101,17 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         if frozen:
             resolved |= {"frozen_sha256": whole_hash(frozen), **frozen_and_eval(module)}
         if described.privacy is not None and described.privacy.noise:
-            resolved["noise"] = "from each site's own secure generator"
+            of_server = described.privacy.noise_at == "server"
+            resolved["noise"] = f"from {'the operator' if of_server else 'each site'}'s own secure generator"
         backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
         tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"]}
         origin = Origin(tables, resolved, {}, frozen)
-        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()])
+        names = {"algorithm": described.algorithm.name, "model": model.name, "sites": list(client_index.ids)}
+        record.note("run", folder=str(out), config=checksum(config), **names)
+        run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()], described.robust)
+        if keys is not None:
+            sign_models(folder.models, keys / "orders.key", "the operator")
+        record.note("ended", folder=str(out))
 
 
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
@@ -186,8 +197,10 @@ def make_client_app(find: Callable[[Context], Site]) -> ClientApp:
     def handler(kind: str, answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             def work() -> RecordDict:
-                site = find(context)
-                return _sealed(site, kind, context.node_id, message.content, lambda: answer(site, message.content))
+                site, order = find(context), message.content
+                return released(
+                    site, kind, order, lambda: _sealed(site, kind, context.node_id, order, lambda: answer(site, order))
+                )
 
             return Message(_answer(work), reply_to=message)
 

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from personafl.backends.flower.messages import KINDS
 from personafl.backends.flower.nodes import Nodes, SiteInfo, missing
+from personafl.backends.flower.records import Record
 from personafl.backends.flower.signing import OperatorSeal
 from personafl.errors import DataError, RunError
 from personafl.federation.arrays import SPLITS
@@ -119,7 +120,11 @@ class FederationSettings:
 
 
 def gather(
-    grid: Grid, settings: FederationSettings, ids: Sequence[str] = (), seal: OperatorSeal | None = None
+    grid: Grid,
+    settings: FederationSettings,
+    ids: Sequence[str] = (),
+    seal: OperatorSeal | None = None,
+    record: Record | None = None,
 ) -> tuple[Nodes, ClientIndex]:
     """Wait for the sites of a federation; who they are, in the natural order of their ids.
 
@@ -129,13 +134,17 @@ def gather(
         Who took part so far, where a run goes on: nobody else does.
     seal
         The operator's keys; left out, messages are not signed.
+    record
+        Where it is written down who joined, answered and was refused.
     """
-    nodes = Nodes(grid, settings.check_site, seal)
+    nodes = Nodes(grid, settings.check_site, seal, record)
     named = sorted(ids or settings.clients, key=natural_order)
     count = len(named) or settings.sites
 
     def enough(online: Mapping[str, int]) -> bool:
-        return sum(client in online for client in named) == count if named else len(online) >= count
+        # Nobody waits for a site whose key was revoked, or has not come yet: it could not prove who it is.
+        expected = [client for client in named if nodes.knows(client)]
+        return all(client in online for client in expected) if expected else len(online) >= count
 
     complete = nodes.look(enough, settings.patience)
     if (twice := nodes.twice()) is not None:

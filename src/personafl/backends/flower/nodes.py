@@ -17,6 +17,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from personafl.backends.flower.messages import plain, values
+from personafl.backends.flower.records import Record
 from personafl.backends.flower.replies import Replies
 from personafl.backends.flower.signing import OperatorSeal
 from personafl.errors import DataError, RunError
@@ -60,10 +61,19 @@ class Nodes:
         Raises a DataError where a site cannot take part in this run.
     seal
         Signs what is asked, and checks who answers. A simulation has none.
+    record
+        Where it is written down who joined, answered and was refused; left out, nowhere.
     """
 
-    def __init__(self, grid: Grid, check: Callable[[SiteInfo], None], seal: OperatorSeal | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        check: Callable[[SiteInfo], None],
+        seal: OperatorSeal | None = None,
+        record: Record | None = None,
+    ) -> None:
         self.grid, self.replies, self._seal = grid, Replies(grid), seal
+        self._record = record or Record(None)
         self.infos: dict[int, SiteInfo] = {}
         self.refused: dict[int, str] = {}
         self._check = check
@@ -74,15 +84,29 @@ class Nodes:
 
     def where(self) -> dict[str, int]:
         """The node of each site that is there. Of two that claim the same name, the one that was there first."""
-        self._at = {client: node for client, node in self._at.items() if node in self._online}
+        self._at = {c: node for c, node in self._at.items() if node in self._online and self.knows(c)}
         for node, info in self.infos.items():
-            if node in self._online and self._at.setdefault(info.client, node) != node:
+            if node in self._online and self.knows(info.client) and self._at.setdefault(info.client, node) != node:
                 self._refuse(node, f"another node is site {info.client} already: each needs an id of its own")
         return dict(self._at)
 
     def site_info(self, client: str) -> SiteInfo:
         """How a site that is there introduced itself."""
         return self.infos[self._at[client]]
+
+    def knows(self, client: str) -> bool:
+        """Whether the operator has the key of a site now; without keys, everybody is who they say."""
+        return self._seal is None or self._seal.knows(client)
+
+    def revoked(self, client: str) -> bool:
+        """Whether a site was in the federation and is no more."""
+        return self._seal is not None and self._seal.revoked(client)
+
+    def absent(self, client: str) -> str:
+        """Why a site that is not there has no part in a round."""
+        if self.revoked(client):
+            return "its key was revoked"
+        return "not there" if self.knows(client) else "the operator has no key of it"
 
     def twice(self) -> str | None:
         """A name that two nodes claim at the same time."""
@@ -150,16 +174,22 @@ class Nodes:
         while waiting and time.monotonic() < end:
             for i, question in list(waiting.items()):
                 try:
+                    if not self.knows(clients[i]):
+                        raise DataError(self.absent(clients[i]))
                     for reply in self.replies.to(question):
                         del waiting[i]
                         take(i, self.heard(reply, clients[i], orders[i].content))
+                        self._record.answer("received", clients[i], orders[i], reply.content)
                 except DataError as error:
                     waiting.pop(i, None)
                     dropped[i] = plain(str(error))
             if waiting:
                 time.sleep(pause)
                 pause = min(1.5 * pause, 1.0)
-        return dropped | {i: f"no answer within {timeout:g} s" for i in waiting}
+        dropped |= {i: f"no answer within {timeout:g} s" for i in waiting}
+        for i, why in dropped.items():
+            self._record.answer("dropped", clients[i], orders[i], reason=why)
+        return dropped
 
     def _verify(self, reply: Message, client: str, order: RecordDict) -> None:
         if self._seal is not None:
@@ -187,6 +217,7 @@ class Nodes:
                     self.infos[node] = info
                     self.refused.pop(node, None)
                     log.info("site %s is here: %d training samples", info.client, info.train)
+                    self._record.note("joined", site=info.client, node=str(node), samples=info.train)
             except DataError as error:
                 self._asked[node] = "", when
                 self._refuse(node, str(error))
@@ -195,6 +226,7 @@ class Nodes:
         why = plain(why)
         if self.refused.get(node) != why:
             log.warning("node %d is refused: %s", node, why)
+            self._record.note("refused", node=str(node), reason=why)
         self.refused[node] = why
 
 

@@ -1,7 +1,7 @@
 """What the server does not take from a site: updates that would break the aggregate, measures that cannot be.
 
-One site should not be able to end a run for all, or to make a table say anything it likes. This is no robust
-aggregation: a wrong model of a usual length goes through.
+One site should not be able to end a run for all, or to make a table say anything it likes. A wrong model of a usual
+length goes through: that is for `[robust]`, see `training/robust.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from personafl.algorithms import Algorithm, Sent
 from personafl.errors import DataError
 from personafl.kernels.task import Task
 from personafl.states import State
+from personafl.training.clients import LONGEST
 from personafl.training.evaluation import ClientIndex
 
-LONGEST = 1e15
-"""The longest vector that is taken. Servers add up squares in float32, which ends at 3.4·10³⁸: as many as 10⁷ of these,
-and of their differences, stay below that. Models that are any use have lengths of at most thousands."""
 MOST_LOSS = float(torch.finfo(torch.float32).max)
 LEAST = 3
 """Answers that it takes to have a median that one of them does not make."""

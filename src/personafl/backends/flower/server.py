@@ -21,6 +21,7 @@ from personafl.backends.flower.job import (
     fingerprint,
     layout_of,
     model_outputs,
+    refuse_per_sample,
     upload_of,
     usual_task,
 )
@@ -38,7 +39,7 @@ from personafl.states import Ints, State
 from personafl.storage.folder import RunFolder
 from personafl.training.clients import Answers, Clients
 from personafl.training.evaluation import ClientIndex, Columns, ServerSnapshot, held_back_columns
-from personafl.training.privacy import Privacy
+from personafl.training.privacy import Noise, Privacy, SecureNoise
 
 log = logging.getLogger("personafl")
 
@@ -67,6 +68,7 @@ class FlowerClients(Clients):
 
     algorithm: Algorithm
     job: JobDescription
+    secret_cohorts = False  # sites know the seed
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class FlowerClients(Clients):
         seeded: str | None = None,
         backbone: dict[str, Any] | None = None,
     ) -> None:
+        if privacy is not None:
+            refuse_per_sample(privacy)
         self.nodes, self.client_index, self.settings = nodes, client_index, settings
         self.task, self.local, self.seed, self.privacy = task, local, seed, privacy
         self._seeded, self._backbone = seeded or fingerprint(task.theta0), backbone
@@ -92,6 +96,10 @@ class FlowerClients(Clients):
         self._saved = [(0, nobody), (0, nobody)]  # the two checkpoints that are kept: rounds, and `accepted`
         self._finished: set[int] = set()
         self._sizes = DeclaredSizes(nodes, client_index)
+
+    @property
+    def server_noise(self) -> Noise:
+        return SecureNoise()
 
     # --- what the runner asks for ---------------------------------------------------------------------------
 
@@ -110,7 +118,7 @@ class FlowerClients(Clients):
             clients=len(self.client_index),
             groups=self.client_index.groups,
             theta0=fingerprint(theta0),
-            privacy=None if self.privacy is None else asdict(self.privacy),
+            privacy=None if self.privacy is None else self.privacy.table(),
             task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
             backbone=self._backbone,
         )
@@ -127,7 +135,7 @@ class FlowerClients(Clients):
             for k, i in enumerate(ids)
             if self.client_index.ids[i] in at
         }
-        dropped = {int(i): "not there" for i in ids if int(i) not in orders}
+        dropped = self._absent(ids, orders)
         ups: dict[int, State] = {}
         steps: dict[int, int] = {}
 
@@ -169,6 +177,7 @@ class FlowerClients(Clients):
             uploads.bytes(),
             dict(sorted(dropped.items())),
             self._sizes.joined(),
+            np.array([i for i, client in enumerate(self.client_index.ids) if self.nodes.revoked(client)], np.int64),
         )
 
     def _screen(self, ids: Ints, sent: Sent, ups: dict[int, State]) -> dict[int, str]:
@@ -261,6 +270,9 @@ class FlowerClients(Clients):
         self._sizes.note(at)
         return at
 
+    def _absent(self, ids: Ints, orders: Mapping[int, Message]) -> dict[int, str]:
+        return {int(i): self.nodes.absent(self.client_index.ids[i]) for i in ids if int(i) not in orders}
+
     # --- messages --------------------------------------------------------------------------------------------
 
     def _order(
@@ -318,7 +330,7 @@ class FlowerClients(Clients):
             if snapshot.last:
                 self._finished.add(i)
 
-        dropped = {int(i): "not there" for i in ids if int(i) not in orders}
+        dropped = self._absent(ids, orders)
         dropped |= self.nodes.exchange(orders, self.client_index.ids, taken, self.settings.round_timeout)
         for i, why in sorted(dropped.items()):
             log.warning("round %d: %s was not evaluated (%s)", snapshot.round, self.client_index.ids[i], why)
@@ -340,7 +352,7 @@ class FlowerClients(Clients):
         tags = ("personal_", "personal_val_", "global_", "global_val_")
         out: Layout = {name: (kind, (1,)) for name, (kind, _) in layout_of(reported).items()}
         out["gradients"] = ("float64", (1,))
-        if self.privacy is not None:
+        if self.privacy is not None and self.privacy.noise_at == "clients":
             out["epsilon"] = ("float64", (1,))
         held = held_back_columns(self.task) if self.local.held_back is not None else []
         return (

@@ -26,6 +26,8 @@ from personafl.errors import ConfigError, DataError
 from personafl.files import make_folder, write_text
 
 SEAL = "seal"
+REVOKED = "revoked"
+"""The operator's folder of keys that count no more, as NAME@DATE.pub, beside that of those that do."""
 ORDER, ANSWER = "personafl order 1", "personafl answer 1"
 """What signed bytes begin with: the same key signs other things, too (Flower's requests)."""
 AHEAD = 60 * 10**9
@@ -46,6 +48,15 @@ class OperatorSeal:
         self._keys, self._floor = folder / "keys", folder / "orders.number"
         self._last = self._reserved = self._read_floor()
 
+    def knows(self, client: str) -> bool:
+        """Whether a site's key is among the sites' now."""
+        return "/" not in client and (self._keys / f"{client}.pub").is_file()
+
+    def revoked(self, client: str) -> bool:
+        """Whether a site had a key here that was revoked, and has no other."""
+        gone = self._keys.with_name(REVOKED)
+        return not self.knows(client) and "/" not in client and any(gone.glob(f"{client}@*.pub"))
+
     def sign(self, content: RecordDict, kind: str, to: str, run: str) -> None:
         """Seal an order, which must not change afterwards."""
         said = {"kind": kind, "to": to, "run": run, "number": self._next()}
@@ -55,13 +66,13 @@ class OperatorSeal:
     def check(self, answer: RecordDict, client: str, order: RecordDict) -> None:
         """Refuse an answer, or an introduction, that is not a site's own, or not to this order."""
         path = self._keys / f"{client}.pub"
-        if "/" in client or not path.is_file():
+        if not self.knows(client):
             raise DataError(f"it says that it is site {client}, of whom the operator has no key in {self._keys.name}/")
         if SEAL not in answer:
             raise DataError(f"it says that it is site {client}, and does not sign: its site.toml needs key and orders")
         said = values(answer, SEAL, {"from": str, "order": str, "signature": str})
         signature = said.pop("signature")
-        if not _holds(read_public(path), signature, _statement(ANSWER, answer, said)) or said["from"] != client:
+        if not holds(read_public(path), signature, _statement(ANSWER, answer, said)) or said["from"] != client:
             raise DataError(f"it says that it is site {client}, and has not signed with that site's key")
         if said["order"] != values(order, SEAL, {"signature": str})["signature"]:
             raise DataError(f"site {client} answers another question")
@@ -98,14 +109,15 @@ class SiteSeal:
 
     def __init__(self, site: str, folder: Path, operator: Path, key: Path) -> None:
         self._site, self._memory = site, folder / "orders.json"
-        self._operator, self._key = read_public(operator), read_private(key)
+        self._operators, self._key = read_publics(operator), read_private(key)
 
     def check(self, order: RecordDict, kind: str, node: int) -> None:
         """Refuse an order that is not the operator's, not for this site, of another kind, or not new."""
         if SEAL not in order:
             raise ConfigError(f"site {self._site} takes only orders that are signed by the operator, and this is not")
         said = values(order, SEAL, {"kind": str, "to": str, "run": str, "number": int, "signature": str})
-        if not _holds(self._operator, said.pop("signature"), _statement(ORDER, order, said)):
+        signature, statement = said.pop("signature"), _statement(ORDER, order, said)
+        if not any(holds(key, signature, statement) for key in self._operators):
             raise ConfigError(f"site {self._site} got an order that the operator has not signed")
         # Who a node is, is not known before it was asked: the question goes to the node, everything else to the site.
         if (said["kind"], said["to"]) != (kind, f"node {node}" if kind == "query" else self._site):
@@ -148,6 +160,16 @@ def read_public(path: Path) -> ec.EllipticCurvePublicKey:
     return _read(path, ec.EllipticCurvePublicKey, serialization.load_ssh_public_key)
 
 
+def read_publics(path: Path) -> list[ec.EllipticCurvePublicKey]:
+    """The operator's public keys, one a line: while its key is being changed there are two."""
+
+    def load(data: bytes) -> list[Any]:
+        return [serialization.load_ssh_public_key(line) for line in data.strip().splitlines() or [b""]]
+
+    keys: list[ec.EllipticCurvePublicKey] = _read(path, ec.EllipticCurvePublicKey, load)
+    return keys
+
+
 def _read(path: Path, kind: type, load: Any) -> Any:
     try:
         key = load(path.read_bytes())
@@ -155,12 +177,13 @@ def _read(path: Path, kind: type, load: Any) -> Any:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:  # TypeError: it has a passphrase
         raise ConfigError(f"the key {path} cannot be read: {error}") from None
-    if not isinstance(key, kind):
+    if not all(isinstance(each, kind) for each in (key if isinstance(key, list) else [key])):
         raise ConfigError(f"the key {path} is not an elliptic-curve key: make one with ssh-keygen -t ecdsa -b 384")
     return key
 
 
-def _holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+def holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+    """Whether a signature is of this key and statement."""
     try:
         key.verify(bytes.fromhex(signature), statement, ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, ValueError):

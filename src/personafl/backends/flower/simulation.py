@@ -29,6 +29,7 @@ from personafl.states import Ints, State
 from personafl.storage.folder import RunFolder
 from personafl.training.evaluation import ClientIndex, ServerSnapshot
 from personafl.training.job import Job
+from personafl.training.privacy import Noise, NoiseSource
 
 if TYPE_CHECKING:
     from personafl.backends.flower.server import FlowerClients
@@ -60,6 +61,12 @@ def simulated_clients(job: Job, folder: Path) -> FlowerClients:
 
     class SimulatedClients(FlowerClients):
         """Sites on this machine: their models can be put together at the end."""
+
+        secret_cohorts = True  # as on the other engines
+
+        @property
+        def server_noise(self) -> Noise:
+            return NoiseSource(self.seed)
 
         def write(self, folder: RunFolder, snapshot: ServerSnapshot, ids: Ints) -> None:
             self._finish(snapshot)

@@ -21,9 +21,18 @@ from torch import Tensor
 
 from personafl.algorithms import Algorithm
 from personafl.backends.flower.evaluations import LastReport, digest, rounded, why_not
-from personafl.backends.flower.job import JobDescription, Layout, Order, fingerprint, layout_of, upload_of
+from personafl.backends.flower.job import (
+    JobDescription,
+    Layout,
+    Order,
+    fingerprint,
+    layout_of,
+    refuse_per_sample,
+    upload_of,
+)
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
 from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
+from personafl.backends.flower.policy import check_order, check_rounds, check_upload, read_policy
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
 from personafl.engines.loop import LoopEngine
@@ -77,6 +86,12 @@ class Site:
     def __init__(self, settings: SiteSettings, own: tuple[Task, Algorithm] | None = None) -> None:
         self.settings, self._own = settings, own
         self.ledger = Ledger(Path(settings.folder), settings.id)
+        self.policy = None if settings.policy is None else read_policy(Path(settings.policy))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether this is one of many in a simulation, which has no limits and keeps no record."""
+        return self._own is not None
 
     # --- what the server may ask for -----------------------------------------------------------------------
 
@@ -117,6 +132,7 @@ class Site:
                     f"site {self.settings.id}: {clients.algorithm.name} sends {', '.join(agreed) or 'nothing'} by this "
                     f"site's code, the server asks for {', '.join(map(str, upload)) or 'nothing'} or other shapes"
                 )
+            check_upload(self.policy, self.settings.id, layout_of(agreed))
             versions.settle(order.accepted, order.durable)
             entry = self._entry(order, clients, "update" if agreed else "nothing")
             if isinstance(clients.engine, SiteEngine):
@@ -153,6 +169,8 @@ class Site:
         job, here = order.job, self.settings
         if here.allow and job.algorithm.get("name") not in here.allow:
             raise ConfigError(f"site {here.id} does not take part in {job.algorithm.get('name')!r}: not in its allow")
+        if self.policy is not None:
+            check_order(self.policy, here.id, order, self.ledger.entries(), not evaluating)
         data = read_data(here, job.seed, job.classes)
         if self._own is None:
             job.check_backbone(here.id, data.backbone)
@@ -170,11 +188,15 @@ class Site:
             )
         versions = StateHistory(here.states / job.run, here.id)
         privacy = job.make_privacy()
-        if here.least_noise > (privacy.noise if privacy else 0.0):
+        own_noise = privacy.own_noise if privacy else 0.0
+        if here.least_noise > own_noise:
+            at_server = ", and noise at the server" if privacy is not None and privacy.noise_at == "server" else ""
             raise ConfigError(
-                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
-                f"{privacy.noise if privacy else 0.0:g}"
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g} that it adds itself, "
+                f"this run has {own_noise:g}{at_server}"
             )
+        if privacy is not None:
+            refuse_per_sample(privacy)
         clients = self._engine_clients(task, data, local, job, privacy)
         clients.start(job.prepare(algorithm, task, local), theta0)
         if self._own is None:
@@ -203,7 +225,7 @@ class Site:
         entry = Entry(job.run, order.round, what, clients.algorithm.name)
         if privacy is None:
             return entry
-        return replace(entry, clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
+        return replace(entry, clip=privacy.clip, noise=privacy.own_noise, delta=privacy.delta)
 
     def _write_down(self, entry: Entry) -> None:
         """Before an answer leaves: another process may have answered since this one began."""
@@ -215,6 +237,8 @@ class Site:
     def _check_entry(self, entries: Sequence[Entry], entry: Entry) -> None:
         here = self.settings
         check_budget(here.id, entries, entry, here.most_epsilon, here.delta)
+        if self.policy is not None and entry.what != "metrics":
+            check_rounds(self.policy, here.id, entry.run, entries)
         if entry.what == "metrics" and (why := why_not(entries, entry.run, entry.round)):
             raise ConfigError(f"site {here.id} reports no metrics: {why}")
 

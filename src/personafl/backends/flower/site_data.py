@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from personafl.algorithms import ALGORITHMS
+from personafl.backends.flower.policy import FILE, read_policy
 from personafl.config import read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.federation import DEFAULT_SPLITS, Federation
@@ -77,6 +78,8 @@ class SiteSettings:
     weights
         The folder of a pretrained model of transformers, on this site's own disk, for runs that train adapters to it
         (model lora). A run says which hash it must have, and samples stay as they are.
+    policy
+        The file of this site's `Policy`, without which nothing runs; left out, `policy.toml` where there is one.
     """
 
     id: str
@@ -105,6 +108,7 @@ class SiteSettings:
     key: str | None = None
     backbone: BackboneSettings | None = None
     weights: str | None = None
+    policy: str | None = None
 
     def __post_init__(self) -> None:
         check("id", self.id, bool(self.id) and self.id.isprintable() and len(self.id) <= 200, "1 to 200 characters")
@@ -150,7 +154,21 @@ def read_site(path: Path) -> SiteSettings:
     }
     if settings.backbone is not None and settings.backbone.path is not None:
         paths["backbone"] = replace(settings.backbone, path=str(folder / Path(settings.backbone.path).expanduser()))
-    return replace(settings, **paths)
+    return _with_policy(replace(settings, **paths), path, values)
+
+
+def _with_policy(settings: SiteSettings, path: Path, said: dict[str, Any]) -> SiteSettings:
+    """The settings with what the site's policy says in their place."""
+    file = path.resolve().parent / Path(settings.policy or FILE).expanduser()
+    if settings.policy is None and not file.exists():
+        return settings
+    limits = read_policy(file).limits
+    if both := [key for key in limits if key in said]:
+        raise ConfigError(f"{both[0]} is in {path} and in {file.name}: keep it in one of them")
+    try:
+        return replace(settings, policy=str(file), **limits)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def read_data(settings: SiteSettings, seed: int = 0, classes: int | None = None) -> Federation:

@@ -49,6 +49,8 @@ class WorkerConfig:
     memory: int
     state_memory: int
     privacy: Privacy | None
+    one_by_one: bool = False
+    """Whether the server needs each answer, and none may be averaged on the way."""
     threads: int = 1
     device: str = "cpu"
 
@@ -146,7 +148,7 @@ class Worker:
     def train(
         self, number: int, round: int, ids: Ints, each: Arrays, shared: Arrays, borrowed: Ints, theirs: Arrays
     ) -> dict[str, Any]:
-        """Train these clients; of uploads that are declared a `Mean` their mean comes, as one row.
+        """Train these clients; of uploads that are declared a `Mean` their mean comes, as one row, unless `one_by_one`.
 
         `borrowed` among them belong to other shards: they bring their states and take them along again.
         """
@@ -154,14 +156,20 @@ class Worker:
         sent = Sent(self._tensors(shared), self._tensors(each))
         if len(borrowed):
             clients.put_rows(borrowed, self._tensors(theirs))
+        before = clients.releases.copy()
         answers = clients.train(round, self._local(number, ids), sent)
+        told = np.flatnonzero(clients.releases - before)
+        releases = (clients.releases - before)[told]
         if len(borrowed):
             theirs = arrays(clients.rows(borrowed))
             clients.drop(borrowed)
-        uploads = answers.uploads.condense() if len(answers.uploads) else answers.uploads
+        whole = self.config.one_by_one or not len(answers.uploads)
+        uploads = answers.uploads if whole else answers.uploads.condense()
         return {
             "ids": ids[np.isin(ids, self._global(number, answers.failed), invert=True)],
             "values": arrays(uploads.values),
+            "told": self._global(number, told),
+            "releases": releases,
             "steps": answers.steps,
             "gradients": answers.gradients,
             "failed": self._global(number, answers.failed),

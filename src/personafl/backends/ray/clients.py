@@ -58,14 +58,16 @@ class RayClients(Clients):
         self.client_index, self._folder = ClientIndex.of(federation), folder
         self.task, self.local, self.seed, self.privacy = task, job.local, job.seed, job.privacy
         self.threads, self.device = settings.threads or cores(), torch.device("cpu")
+        self._one_by_one = job.robust is not None
         x, y = some(federation.x, slice(2)), federation.y[:2]
         task.check(x, y)
         self.engine = "stacked" if task.unstackable(x, y) is None else "loop"
         # Not the task: once it was used, it may hold tensors that cannot leave the process.
         what = task.template, task.kind
         config = WorkerConfig(
-            *what, job.local, job.seed, self.engine, settings.memory, settings.state_memory, job.privacy
-        )
+            *what, job.local, job.seed, self.engine, settings.memory, settings.state_memory, job.privacy,
+            one_by_one=job.robust is not None,
+        )  # fmt: skip
         self.shards = Shards(federation, config, job.ray, self._bring_back)
 
     # --- rounds --------------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ class RayClients(Clients):
         steps, gradients = np.zeros((2, len(ids)), np.int64)
         for n, answer in found.items():
             steps[places[n]], gradients[places[n]] = answer["steps"], answer["gradients"]
-            self._releases[answer["ids"]] += len(answer["values"]) > 0
+            self._releases[answer["told"]] += answer["releases"]
         dropped = {int(i): why for n, why in gone.items() for i in ids[places[n]]}
         uploads = self._uploads([found[n] for n in sorted(found)])
         bytes_up = sum(answer["bytes_up"] for answer in found.values())
@@ -119,7 +121,7 @@ class RayClients(Clients):
         for answer in answers:
             if len(ids := answer["ids"]):
                 samples = torch.from_numpy(self.client_index.sizes["train"][ids])
-                group = torch.tensor([[int(samples.sum()), len(ids)]])
+                group = None if self._one_by_one else torch.tensor([[int(samples.sum()), len(ids)]])
                 values = _tensors(answer["values"])
                 parts.append(Uploads(torch.tensor(ids), samples, values, self.algorithm.uplink, group))
         return Uploads.join(parts) if parts else Uploads(torch.arange(0), torch.arange(0), {}, self.algorithm.uplink)

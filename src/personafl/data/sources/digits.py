@@ -1,6 +1,7 @@
 """Handwritten digits that ship with scikit-learn: real data without a download."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -26,8 +27,15 @@ class Digits:
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
-        # Imported here: a second that other sources need not pay.
-        from sklearn.datasets import load_digits
+        digits, labels = _read()
+        return Samples(x=(digits / 16.0).astype(np.float32), y=labels.astype(np.int64), classes=10)
 
-        digits = load_digits()
-        return Samples(x=(digits.data / 16.0).astype(np.float32), y=digits.target.astype(np.int64), classes=10)
+
+@cache
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Read once in a process: it is a text file, and takes longer than a short run."""
+    # Imported here: a second that other sources need not pay.
+    from sklearn.datasets import load_digits
+
+    digits, labels = load_digits(return_X_y=True)
+    return digits, labels

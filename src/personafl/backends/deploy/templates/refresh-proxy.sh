@@ -4,7 +4,9 @@ set -eu
 umask 077
 cd "$(dirname "$0")"
 PATH="$PATH:/usr/sbin:/sbin"
-state="$(python3 -c 'from personafl.backends.deploy.proxy import main; main()' "$PWD")"
+status=0
+state="$(python3 -c 'from personafl.backends.deploy.proxy import main; main()' "$PWD")" || status=$?
 if [ "$state" = changed ] && [ -s nginx.pid ]; then
     nginx -p "$PWD" -c "$PWD/nginx.conf" -e stderr -s reload || true
 fi
+exit $status

@@ -10,7 +10,7 @@ export FLWR_HOME="$PWD/flower"
 tasks="$(python3 -c 'from importlib.util import find_spec; print(find_spec("personafl").submodule_search_locations[0])')/backends/deploy/tasks.py"
 python3 -P "$tasks" prepare runtime
 python3 -P "$tasks" work runtime "$RUNTIME_PORT" $$ &
-exec flower-supernode --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key node.key \
+exec python3 -P "$tasks" join runtime --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key node.key \
     --host 127.0.0.1 --port "$RUNTIME_PORT" --node-config "site=\"$PWD/site.toml\"" \
     --isolation process --superexec-auth-secret-file runtime/secret \
     --ssl-certfile runtime/crt --ssl-keyfile runtime/key --ssl-ca-certfile runtime/crt

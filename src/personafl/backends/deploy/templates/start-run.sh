@@ -6,6 +6,7 @@ umask 077
 cd "$(dirname "$0")"
 . ./environment.sh
 ./refresh-proxy.sh
+python3 -c 'from personafl.backends.deploy.expiry import main; main()' "$PWD"
 out="$(realpath -m "${1:-../run}")"
 config="$(realpath ../federation.toml)"
 exec flwr run ../app personafl --stream --run-config "config=\"$config\" out=\"$out\" keys=\"$PWD\""

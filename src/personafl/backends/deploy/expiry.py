@@ -1,0 +1,52 @@
+"""Certificates that end soon: start-run.sh, `deploy check` and `site check` say so a month before."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from personafl.backends.deploy.findings import Finding
+
+SOON = 30
+"""Days."""
+
+
+def certificate_finding(path: Path, what: str = "certificate", now: datetime | None = None) -> Finding:
+    """Whether a certificate holds, and how long.
+
+    Parameters
+    ----------
+    now
+        Left out, what this machine's clock says.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        return Finding(what, "bad", f"cannot read {path.name}: {error.strerror}")
+    except ValueError as error:
+        return Finding(what, "bad", f"{path.name} is not a certificate: {error}")
+    begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, now or datetime.now(UTC)
+    if not begin <= now <= end:
+        dates = f"from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
+        return Finding(what, "bad", f"{path.name} is valid {dates}, and this machine's clock says {now:%Y-%m-%d}")
+    left = (end - now).days
+    about = f"{path.name} is valid until {end:%Y-%m-%d}"
+    return Finding(what, "warning", f"{about}: {left} days, renew it") if left < SOON else Finding(what, "good", about)
+
+
+def operator_findings(operator: Path, now: datetime | None = None) -> list[Finding]:
+    """All certificates of an operator's folder: the authority's, the server's, those of the sites."""
+    sites = sorted((operator / "certificates").glob("*.crt"))
+    named = {"authority": operator / "ca.crt", "server": operator / "server.crt"}
+    named |= {f"site {path.stem}": path for path in sites if (operator / "keys" / f"{path.stem}.pub").exists()}
+    return [certificate_finding(path, what, now) for what, path in named.items()]
+
+
+def main() -> None:
+    """For start-run.sh: warn of what ends soon in the operator's folder that is named."""
+    for finding in operator_findings(Path(sys.argv[1])):
+        if finding.state != "good":
+            print(f"warning: {finding.what}: {finding.about} (personafl deploy rotate)", file=sys.stderr)

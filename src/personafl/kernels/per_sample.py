@@ -1,0 +1,140 @@
+"""Gradients that are clipped by sample and noisy: a step of DP-SGD (`[privacy] unit = "sample"`).
+
+In the place of the mean gradient of a batch a step gets
+
+    (Σ_j g_j min(1, C/‖g_j‖) + N(0, (zC)² I)) / B
+
+with g_j the gradient of sample j alone, and B the size that batches have on average (Abadi et al.: Deep learning with
+differential privacy, 2016). A sample is a client with a batch of one: so the gradients of all samples of all clients
+are one stacked computation, whatever the model.
+
+The noise follows from the client's key of this batch and from which gradient of the step it is: a program that asks
+twice gets other noise the second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from personafl.errors import ConfigError
+from personafl.inputs import each_input
+from personafl.kernels.losses import Objective
+from personafl.kernels.randomness import GAMMA, M1, draw, scrambled
+
+if TYPE_CHECKING:
+    from personafl.kernels.client_task import Batch
+    from personafl.kernels.task import Task
+
+FIRST_DRAW = 2**40
+"""Number of a step's first noise among the draws by a key: a forward pass makes fewer."""
+AT_ONCE = 2**25
+"""Numbers in the gradients of samples that are made at once."""
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """The clip C and the noise multiplier z of gradients."""
+
+    clip: float
+    noise: float
+
+    def check(self, task: Task) -> None:
+        """Refuse models and losses where a sample's gradient is not its own."""
+        for name, layer in task.template.named_modules():
+            if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+                raise ConfigError(
+                    f'privacy.unit = "sample": layer {name or "(the model itself)"!r} ({type(layer).__name__}) '
+                    "normalizes over samples, so that none has a gradient of its own: use nn.GroupNorm or nn.LayerNorm"
+                )
+        if task.couples_samples:
+            raise ConfigError(
+                f'privacy.unit = "sample": the loss {task.kind.loss_name} couples samples, so that none has a gradient '
+                "of its own"
+            )
+
+    def gradient(
+        self, task: Task, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
+    ) -> Tensor:
+        """The noisy gradient of one client, sample after sample: the reference.
+
+        `number` says which gradient of the step it is.
+        """
+        total = torch.zeros_like(theta, dtype=torch.float64)
+        for j in range(len(batch.y)):
+            one = _samples(batch, torch.tensor([j]), _sample_keys(batch.key, torch.tensor(j)))
+            gradient = task.gradient(theta, one, objective)
+            total += self._factor(gradient[None])[0] * gradient.double()
+        return self._finished(total[None], batch.key.view(1), batch.expected, number)[0].to(theta)
+
+    def gradient_stacked(
+        self, task: Task, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
+    ) -> Tensor:
+        """The noisy gradients of K clients: every tensor has a leading axis K."""
+        width = batch.weight.shape[1]
+        total = torch.zeros_like(theta, dtype=torch.float64)
+        keys = _sample_keys(batch.key[:, None], torch.arange(width, device=theta.device)).flatten()
+        # Padding has no gradient: its rows are left out.
+        for rows in batch.weight.flatten().nonzero()[:, 0].split(max(1, AT_ONCE // theta.shape[1])):
+            owner = rows // width
+            one = _samples(_flat(batch), rows, keys[rows], each=True)
+            gradients = task.gradient_stacked(theta.index_select(0, owner), one, objective)
+            total.index_add_(0, owner, self._factor(gradients)[:, None] * gradients.double())
+        return self._finished(total, batch.key, batch.expected, number).to(theta)
+
+    def _factor(self, gradients: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(gradients.double(), dim=1)
+        return (self.clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+
+    def _finished(self, total: Tensor, keys: Tensor, expected: Tensor | None, number: int) -> Tensor:
+        """The sums with their noise, by the size of batches."""
+        assert expected is not None
+        if self.noise:
+            total = total + self.noise * self.clip * normal(keys, total.shape[1], number)
+        return total / expected.view(-1, 1)
+
+
+def refused(why: str) -> ConfigError:
+    """An algorithm that makes something else than gradients of samples, which noise would have to protect too."""
+    return ConfigError(f'privacy.unit = "sample" cannot be combined with this algorithm: {why}; choose another')
+
+
+def normal(keys: Tensor, size: int, number: int) -> Tensor:
+    """Standard normal numbers (K, size), for each of K keys.
+
+    >>> made = normal(torch.tensor([3, 4]), 50_000, 1)
+    >>> [round(float(value), 1) for value in (made.mean(), made.std(), (made[0] * made[1]).mean())]
+    [-0.0, 1.0, 0.0]
+    """
+    bits = draw((len(keys), size), keys, FIRST_DRAW + number)
+    # 52 of the bits, so that the half which keeps 0 out does not round the largest up to 1.
+    uniform = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
+    return torch.special.ndtri(uniform)
+
+
+def _sample_keys(keys: Tensor, place: Tensor) -> Tensor:
+    """Keys for the dropout of the samples in these places of a batch."""
+    return scrambled((keys ^ M1) * M1 + (place.to(keys.device) + 1) * GAMMA)
+
+
+def _flat(batch: Batch) -> Batch:
+    """K clients' batches end to end."""
+    from personafl.kernels.client_task import Batch
+
+    return Batch(each_input(lambda x: x.flatten(0, 1), batch.x), batch.y.flatten(0, 1), batch.weight, batch.key)
+
+
+def _samples(batch: Batch, rows: Tensor, keys: Tensor, each: bool = False) -> Batch:
+    """These samples as one batch, or each as a batch of its own."""
+    from personafl.kernels.client_task import Batch
+
+    def at(values: Tensor) -> Tensor:
+        found = values.index_select(0, rows.to(values.device))
+        return found.unsqueeze(1) if each else found
+
+    weight = torch.ones(len(rows), device=batch.weight.device)
+    return Batch(each_input(at, batch.x), at(batch.y), weight.unsqueeze(1) if each else weight, keys)

@@ -1,0 +1,196 @@
+"""Single things that strangers' folders and files did: each ends in one line that names the file, and soon."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+import personafl as pf
+from personafl.cli import _out_of_memory, app
+from personafl.config import parse
+from personafl.errors import DataError, RunError
+from personafl.federation.npz import read_npz
+from personafl.federation.tabular_files import open_table
+from personafl.jobs import train_config
+from personafl.report.data import _made
+from personafl.report.runs import find_runs
+from personafl.runs.export import export, file_name
+from personafl.storage.unpacked import VARIABLE
+from tests.runs.damage import copied
+from tests.runs.test_strangers_folders import OLD, SETTINGS, federation
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A run without checksums, as of an earlier version, which a stranger can write too."""
+    folder = copied(OLD / "selffl", tmp_path / "run")
+    change(folder, lambda manifest: manifest.pop("files"))
+    return folder
+
+
+def change(folder, how):
+    manifest = tomllib.loads((folder / "run.toml").read_text())
+    how(manifest)
+    (folder / "run.toml").write_text(tomli_w.dumps(manifest))
+
+
+def report(folder):
+    return _made(find_runs([folder]))
+
+
+@pytest.mark.parametrize(
+    "name", ["run.toml", "rounds.jsonl", "timings.jsonl", "clients.parquet", "predictions.parquet"]
+)
+@pytest.mark.parametrize("what", ["pipe", "endless", "folder"])
+def test_what_is_no_file_is_not_waited_for(old, name, what):
+    (old / name).unlink()
+    {"pipe": os.mkfifo, "endless": lambda p: p.symlink_to("/dev/zero"), "folder": os.mkdir}[what](old / name)
+    with pytest.raises(RunError, match=name if name != "run.toml" else "run.toml"):
+        report(old)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a" + ".a" * 100_000 + " = 1", "x = {a=" * 2000])
+def test_deeply_nested_toml_is_one_line(old, text):
+    (old / "run.toml").write_text(text)
+    with pytest.raises(RunError, match=r"run\.toml cannot be read"):
+        pf.load_run(old)
+
+
+def test_deeply_nested_json_is_one_line(old):
+    (old / "models" / "others.json").write_text("[" * 100_000)
+    with pytest.raises(RunError, match=r"others\.json cannot be read"):
+        pf.load_run(old).personal("nobody")
+    with (old / "rounds.jsonl").open("a") as file:
+        file.write('{"a":' * 100_000 + "\n")
+    assert len(pf.load_run(old).rounds()) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("model", "hidden", [100_000, 60_000]),
+        ("resolved", "input_shape", [2**40]),
+        ("resolved", "outputs", 10**9),
+        ("model", "hidden", [10**9]),
+    ],
+)
+def test_run_toml_cannot_make_export_take_memory(old, tmp_path, table, key, value):
+    def how(manifest):
+        manifest["model"] = {"name": "mlp", "hidden": [8]}
+        manifest[table][key] = value
+
+    change(old, how)
+    with pytest.raises(RunError, match=r"run\.toml.*(parameters|input_shape|hidden)"):
+        export(pf.load_run(old), ["client-1"], tmp_path / "out")
+
+
+def test_a_large_label_takes_no_memory(old):
+    path = old / "predictions.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(1, "label", pa.array([10**9] * len(table), pa.int32())), path)
+    assert "shares" not in report(old)["federations"][0]
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "timings.jsonl", ".lock", "run.toml.partial"])
+def test_a_dangling_link_leads_no_resumed_run_out_of_its_folder(tmp_path, name):
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    train_config(parse({**SETTINGS, "algorithm": "fedavg"}), folder, federation=federation())
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(RunError, match="is a link"):
+        train_config(parse({**SETTINGS, "algorithm": "fedavg", "rounds": 3}), folder, True, federation=federation())
+    assert not outside.exists()
+
+
+def test_a_wide_table_is_refused_and_wide_data_takes_no_quadratic_time(old, tmp_path):
+    table = pq.read_table(old / "clients.parquet")
+    wide = pa.table({**{n: table.column(n) for n in table.column_names}, **{f"c{k}": [0.0] * 12 for k in range(5000)}})
+    pq.write_table(wide, old / "clients.parquet")
+    with pytest.raises(RunError, match=r"clients\.parquet.*columns"):
+        report(old)
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv.gz", "parquet", "texts"])
+def test_what_a_small_file_unpacks_to_is_bounded_before_it_is_read(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv(VARIABLE, "1")
+    many = 1_000_000
+    if kind == "npz":
+        np.savez_compressed(path := tmp_path / "a.npz", x=np.zeros(many, np.float32))
+    elif kind == "csv.gz":
+        (path := tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"0,0\n" * many))
+    else:
+        column = pa.array(np.zeros(many)) if kind == "parquet" else pa.array(["x" * 3000] * 1000)
+        pq.write_table(pa.table({"a": column, "b": column}), path := tmp_path / "a.parquet")
+    assert path.stat().st_size < 40_000
+
+    def read():
+        if kind == "npz":
+            return len(read_npz(path, {"x": None}, "f")["x"])
+        return sum(len(batch) for batch in open_table(path).read(["a", "b"], [] if kind == "texts" else ["a", "b"]))
+
+    with pytest.raises(DataError, match=f"unpack to .* allow it with {VARIABLE}="):
+        read()
+    monkeypatch.setenv(VARIABLE, "100")
+    assert read() == (1000 if kind == "texts" else many)
+
+
+def test_markup_in_the_name_of_a_client_is_text(old):
+    for name in ("clients.parquet", "predictions.parquet"):
+        table = pq.read_table(old / name)
+        names = [f"[/bold]{client}" for client in table.column("client").to_pylist()]
+        pq.write_table(table.set_column(0, "client", pa.array(names)), old / name)
+    done = CliRunner().invoke(app, ["gain", str(old)], catch_exceptions=False)
+    assert done.exit_code == 0 and "[/bold]" in done.output
+
+
+def test_a_long_name_has_a_file_that_can_be_written(tmp_path):
+    long = "y" * 5000
+    assert len(file_name(long)) == 200 and file_name(long) != file_name(long + "y") and file_name("ann") == "ann"
+    data = {
+        long: (np.zeros((20, 4), np.float32), np.arange(20) % 2),
+        "b": (np.ones((20, 4), np.float32), np.arange(20) % 2),
+    }
+    run = train_config(
+        parse({**SETTINGS, "algorithm": "fedavg"}), tmp_path / "run", federation=pf.Federation.from_clients(data)
+    )
+    (made,) = export(run, [long], tmp_path / "out")
+    assert json.loads(made.with_suffix(".json").read_text())["client"] == long
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "take", ["bytearray(1 << 60)", "__import__('torch').zeros(1 << 50)", "__import__('numpy').zeros(1 << 50)"]
+)
+def test_out_of_memory_is_one_line(take):
+    code = f"import personafl.cli as c; c.app = lambda *a, **k: {take}; c.main()"
+    done = subprocess.run([sys.executable, "-c", code, "version"], capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "not enough memory" in done.stderr
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    assert _out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    assert not _out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_the_error_names_file_and_field(old):
+    change(old, lambda manifest: manifest["resolved"].pop("clients"))
+    with pytest.raises(RunError, match=r"run\.toml is damaged: it lacks resolved\.clients"):
+        pf.load_run(old)
+
+
+def test_damage_follows_from_the_seed(tmp_path):
+    from tests.runs.damage import damage
+
+    said = [damage(copied(OLD / "selffl", tmp_path / "run"), random.Random(7)) for _ in range(2)]
+    assert said[0] == said[1]
