@@ -13,6 +13,7 @@ from personafl.backends.flower.secure.settings import Secure, check_secure
 from personafl.backends.flower.site_data import read_site
 from personafl.config import parse
 from personafl.errors import ConfigError
+from tests.backends.flower.asking import Operator
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import FEDERATION, federation, flower, loop, server_state
 from tests.backends.flower.test_faults import node_of
@@ -204,3 +205,11 @@ def test_a_site_reads_its_members_beside_its_file(tmp_path):
     (node,) = list(sites_of(tmp_path, federation(), members="members").values())[:1]
     assert read_site(node.site).members == str(node.site.parent / "members")
     assert FEDERATION["sites"] == 3
+
+
+def test_a_run_that_says_it_is_secure_gets_no_plain_answer(tmp_path):
+    """An operator who asks for single answers in the name of such a run, at a site whose policy trusts the name."""
+    asking = Operator(tmp_path)
+    with pytest.raises(ConfigError, match=r"site ann: this run has .secure., and its answer is asked for alone"):
+        asking.train(asking.job(secure={}))
+    assert asking.train(asking.job()).up

@@ -18,7 +18,7 @@ from torch import Tensor
 from personafl.algorithms import Algorithm, Sent
 from personafl.algorithms.base import Program
 from personafl.algorithms.extras import batches_per_step, copies, sent_for_evaluation
-from personafl.backends.flower.job import JobDescription, Together, layout_of
+from personafl.backends.flower.job import JobDescription, Order, Together, layout_of
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.engines.base import Split
 from personafl.engines.batches import BatchPlan
@@ -205,8 +205,11 @@ def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent:
         raise ConfigError(f"site {here.id}: the global model to evaluate is not the one that was sent")
 
 
-def check_together(here: SiteSettings, together: Together | None) -> None:
-    """Refuse to answer alone, or in a sum over too few, where this site asks for more."""
+def check_together(here: SiteSettings, order: Order) -> None:
+    """Refuse to answer alone, or in a sum over too few, where the run's job or this site says more."""
+    together = order.together
+    if together is None and order.job.secure is not None:
+        raise ConfigError(f"site {here.id}: this run has [secure], and its answer is asked for alone")
     answers = 1 if together is None else together.threshold
     if answers < here.least_together:
         asked = "its answer alone: it has no [secure]" if together is None else f"a sum of {answers} or more"

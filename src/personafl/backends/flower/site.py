@@ -134,7 +134,7 @@ class Site:
             This site does not take part, or cannot. What it kept is as it was.
         """
         with torch_threads(self.settings.threads), torch.no_grad():
-            check_together(self.settings, order.together)
+            check_together(self.settings, order)
             clients, versions = self._clients(order)
             own, sent = clients.algorithm.new_client(clients.theta0, order.sent.one(0)), order.sent.one(0)
             agreed = upload_of(clients.algorithm, clients.local, own, sent)
