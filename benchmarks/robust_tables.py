@@ -59,7 +59,7 @@ def picture(found: Rows, methods: Sequence[str], attacks: Sequence[str], shares:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "robust"
+    matplotlib.rcParams |= {"svg.hashsalt": "robust", "svg.fonttype": "none"}
     import matplotlib.pyplot as plt
 
     shown = ("none", "clip", "median")
@@ -111,9 +111,9 @@ def _cell(found: Rows, spread: bool = True, worst: bool = False, **of: Any) -> s
     if not values:
         return ""
     text = f"{100 * np.mean(values):.0f}"
-    if worst:
-        return f"{text} ({100 * value(found, 'worst', **of):.0f})"
-    return f"{text} ± {100 * np.std(values, ddof=1):.0f}" if spread and len(values) > 1 else text
+    if spread and len(values) > 1:
+        text += f" ± {100 * np.std(values, ddof=1):.0f}"
+    return f"{text} ({100 * value(found, 'worst', **of):.0f})" if worst else text
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -545,7 +545,7 @@ RULES = [
          "pull = torch.where(there, 1 / distance, 0.0)"),
         ("geometric median: squared distances", "products @ share + place).clamp(min=0).sqrt()",
          "products @ share + place).clamp(min=0)"),
-        ("geometric median: no row is the best", "best = force <= own * (1 + 1e-9)", "best = force < -own"),
+        ("geometric median: no row is the best", "force <= own * (1 + 1e-9)", "force < -own"),
         ("rows are not centred", "block.double() - block.double().median(0).values", "block.double()"),
         folder="training",
     ),

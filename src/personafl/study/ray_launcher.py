@@ -131,7 +131,7 @@ class _Sent:
         if asked.threads is not None:
             return asked.threads
         folder = RunFolder(one.path)
-        begun = folder.manifest().get("resolved", {}) if folder.exists else {}
+        begun = folder.begun_manifest().get("resolved", {}) if folder.exists else {}
         same = asked.name in ("auto", begun.get("engine"))
         return min(begun.get("threads", 1), max(1, self._cpus)) if same else 1
 

@@ -76,7 +76,8 @@ class Attack:
             return update * (self.size if self.kind == "scaled" else -self.size)
         noise = torch.from_numpy(draw.standard_normal(tuple(update.shape))).to(update)
         lengths = torch.linalg.vector_norm(update, dim=1, keepdim=True)
-        return self.size * lengths * noise / torch.linalg.vector_norm(noise, dim=1, keepdim=True)
+        wrong: Tensor = noise * (self.size * lengths / torch.linalg.vector_norm(noise, dim=1, keepdim=True))
+        return wrong
 
 
 class AttackedClients(LocalClients):

@@ -133,7 +133,7 @@ class Robust:
         return {"median": weighted_median, "geometric-median": geometric_median}[self.rule]
 
     def _clip(self, uploads: Uploads, sent: Sent) -> tuple[Uploads, dict[int, float]]:
-        values, touched = dict(uploads.values), {}
+        values, touched = dict(uploads.values), dict[int, float]()
         for name, (update, before) in updates(uploads, sent).items():
             shrunk = shrinking(torch.linalg.vector_norm(update.double(), dim=1), self.factor)
             long = torch.nonzero(shrunk < 1).flatten()

@@ -131,9 +131,9 @@ def _geometric_share(products: Tensor, weights: Tensor) -> Tensor:
     towards = pulls - torch.diag(pulls.sum(1))  # Σ_i w_i (x_i − x_k)/d_ik as weights of the rows
     force = torch.linalg.vecdot(towards @ products, towards).clamp(min=0).sqrt()
     own = torch.where(other, 0.0, weights).sum(1)
-    best = force <= own * (1 + 1e-9)
+    best: Tensor = force <= own * (1 + 1e-9)
     if best.any():  # no more than their own weight pulls at them
-        return best.double() / best.sum()
+        return best.double().div(best.sum())
     share = weights
     for _ in range(ITERATIONS):
         before, place = share, share @ products @ share
