@@ -181,6 +181,11 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 def parse(values: Mapping[str, Any]) -> Config:
     """Check TOML tables and make a Config of them; an unknown key is an error that suggests the nearest known one."""
+    if "secure" in values:
+        raise ConfigError(
+            "[secure] is for a federation (docs/flower.md): in a simulation everything is in one process, and there is "
+            "nobody to hide answers from; leave it out"
+        )
     for key in values:
         if key in (f.name for f in fields(Local)):
             raise ConfigError(f"unknown key {key!r} (did you mean 'local.{key}'?): it belongs into the table [local]")

@@ -262,7 +262,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
     if not resume:
         folder.check_free()
     with folder.lock():
-        begun = folder.manifest().get("resolved", {}) if resume and folder.exists else {}
+        begun = folder.begun_manifest().get("resolved", {}) if resume and folder.exists else {}
         job = job.resuming(begun)
         try:
             clients, choice = make_clients(job, folder)

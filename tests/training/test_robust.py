@@ -22,6 +22,7 @@ from personafl.training.attackers import TOO_LONG, Attack, AttackedClients, flip
 from personafl.training.robust import RULES
 from personafl.training.rounds import Origin, run_rounds
 
+ORIGIN = Origin(resolved={"clients": 9, "fingerprint": "", "loss": "", "parameters": 1})
 LOCAL = pf.Local(lr=0.2, batch_size=8, steps=4)
 RULE_OF = {"clip": inf, "trimmed-mean": 0.0, "multi-krum": 0.0}
 """Rules that have a setting with which they are the mean."""
@@ -64,14 +65,7 @@ def attacked(tmp_path, algorithm, attack, robust=None, rounds=3, data=None):
     engine, _ = make_engine(pf.EngineSettings("stacked", 1), task, data, LOCAL, 2)
     folder = RunFolder(tmp_path)
     schedule = pf.Schedule(rounds=rounds, eval_every=0, checkpoint_every=0)
-    run_rounds(
-        folder,
-        AttackedClients(engine, attack, folder=tmp_path),
-        algorithm,
-        schedule,
-        Origin(resolved={"clients": len(data), "fingerprint": data.fingerprint}),
-        robust=robust,
-    )
+    run_rounds(folder, AttackedClients(engine, attack, folder=tmp_path), algorithm, schedule, ORIGIN, robust=robust)
     return pf.Run(tmp_path, algorithm=algorithm, task=task)
 
 

@@ -92,6 +92,31 @@ class HasHead(ABC):
         """Which pieces of the parameter vector belong to it."""
 
 
+class TwoSums(ABC):
+    """What the server needs of single answers are sums, twice: the second time of what follows from the first.
+
+    With secure aggregation a client adds `first_sums` to everybody's, is told what follows, and adds `second_sums`.
+    `aggregate` is then given the sums, as `uploads.values` of one group.
+    """
+
+    @property
+    @abstractmethod
+    def why_no_sums(self) -> str:
+        """Why sums do not do with these settings; empty where they do."""
+
+    @abstractmethod
+    def first_sums(self, up: State, sent: State) -> State:
+        """What a client adds first, from what it would send."""
+
+    @abstractmethod
+    def tell(self, first: State) -> State:
+        """What the server tells everybody, from the first sums."""
+
+    @abstractmethod
+    def second_sums(self, first: State, told: State) -> State:
+        """What a client adds then, from what it added first and was told."""
+
+
 def trained_task(algorithm: Algorithm, task: Task) -> Task:
     """What the algorithm trains: the task with the user's module, or with the one that the algorithm puts around it."""
     if not isinstance(algorithm, WrapsModule) or task.inner is not None:

@@ -35,6 +35,9 @@ Where the paper is silent or misprinted, ours, all of them options:
 - `warm_rounds` rounds of fedavg come first; then everybody's count starts from 0.
 - `use_init`, `use_steps`, `use_weights` switch the three components off: start from θ, the settings' number of steps,
   equal weights.
+- `unknown`: "median", or "mean", is what counts in the place of a σ_m² that is not known yet.
+- `sums` has the server compute a round by sums alone (`selffl_sums`), as it must with secure aggregation. S_m is then
+  over those who answered last, without the client itself: the cohort, where everybody is active.
 - `clusters`: "none", "group" (the federation's groups), or "uncertainty" (`cluster_count` clusters, equal in number, by
   σ_m²). The server then keeps the latest model of each cluster, the w_m-weighted mean of its active clients, and every
   round aggregates over all clusters by 1/(σ0² + σ_c²), σ_c² the mean over those clients.
@@ -51,11 +54,11 @@ from torch import Tensor
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import SendsForEvaluation
 from personafl.algorithms.search_spaces import searched_among
+from personafl.algorithms.selffl_sums import FLOOR, BySums
 from personafl.errors import ConfigError
 from personafl.settings import check
 from personafl.states import State
 
-FLOOR = 1e-12
 STEPS_OF_SGD = (
     "(8) has ℓ_m = log(S/(σ⁻² + S)) / log(1 − η/(Bσ²)) for steps of SGD at one rate η; with algorithm.use_steps = "
     "false clients take local.steps, by any optimizer"
@@ -63,7 +66,7 @@ STEPS_OF_SGD = (
 
 
 @dataclass(frozen=True)
-class SelfFL(SendsForEvaluation, Algorithm):
+class SelfFL(SendsForEvaluation, BySums, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
     l_max: int = searched_among(40, (10, 20, 40, 80))
@@ -90,6 +93,10 @@ class SelfFL(SendsForEvaluation, Algorithm):
     """A level between client and server: none, the federation's groups, or by uncertainty."""
     cluster_count: int = 5
     """How many clusters there are by uncertainty."""
+    unknown: Literal["median", "mean"] = "median"
+    """Of the known σ_m²: what a client counts with that does not know its own yet."""
+    sums: bool = False
+    """Whether the server uses sums over clients only, as secure aggregation asks for."""
 
     about = About(
         name="selffl",
@@ -124,6 +131,9 @@ class SelfFL(SendsForEvaluation, Algorithm):
         memory = "0 for everything, or at least 2: a single model has no variance"
         check("algorithm.window", self.window, self.window == 0 or self.window >= 2, memory)
         check("algorithm.cluster_count", self.cluster_count, self.cluster_count >= 1, "at least 1")
+        plain = (self.clusters, self.warm_rounds, self.scope) == ("none", 0, "cohort") and self.smoothing != "adaptive"
+        only = 'false, or without clusters, warm_rounds, scope = "all" and smoothing = "adaptive", which are no sums'
+        check("algorithm.sums", self.sums, not self.sums or plain, only)
 
     def prepare(self, job: JobInfo) -> Self:
         if self.use_steps:
@@ -140,6 +150,8 @@ class SelfFL(SendsForEvaluation, Algorithm):
     # --- server ----------------------------------------------------------------------------------------------
 
     def new_server(self, theta0: Tensor, clients: int) -> State:
+        if self.sums:
+            return self._new_total(theta0, clients)
         unknown = torch.full((), -1.0, device=theta0.device)
         state = {
             "theta": theta0.clone(),
@@ -156,13 +168,15 @@ class SelfFL(SendsForEvaluation, Algorithm):
         return state
 
     def send(self, server: State, ids: Tensor) -> Sent:
-        if self.scope == "all":
+        if self.scope == "all" or self.sums:
             return self.send_for_evaluation(server, ids)
-        weights = self._precision(server, _filled(server["sigma2"][ids.to(server["sigma2"].device)]))
+        weights = self._precision(server, self._filled(server["sigma2"][ids.to(server["sigma2"].device)]))
         return self._sent(server, _sum_of_others(weights))
 
     def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
         """GAIN is about the whole federation: S_m over all clients that are known."""
+        if self.sums:
+            return self._send_total(server, ids)
         known = server["sigma2"]
         weights = torch.where(known >= 0, self._precision(server, known), 0.0)
         return self._sent(server, _sum_of_others(weights)[ids.to(known.device)])
@@ -177,6 +191,8 @@ class SelfFL(SendsForEvaluation, Algorithm):
         return Sent(shared, {"S": others.clamp(min=0).float()})
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
+        if self.sums:
+            return self._aggregate_sums(server, uploads)
         theta, reported, clients = uploads["theta"], uploads["sigma2"], len(server["sigma2"])
         round = server["round"] + 1
         if round <= self.warm_rounds:
@@ -185,7 +201,7 @@ class SelfFL(SendsForEvaluation, Algorithm):
         of_noise = (1 - 1 / len(theta)) * theta[0].numel() * uploads.noise**2
         of_noise *= len(theta) if self.variance == "sum" else 1
         sigma0_2 = (self._between(uploads) - of_noise).clamp(min=0)
-        sigma2 = _filled(reported).clamp(min=FLOOR)
+        sigma2 = self._filled(reported).clamp(min=FLOOR)
         weights = 1 / (sigma0_2 + sigma2) if self.use_weights else torch.ones_like(sigma2)
         claimed, weights = weights, uploads.limit(weights)
         # Who claims more precision than one may have is believed to have as much as that.
@@ -199,6 +215,15 @@ class SelfFL(SendsForEvaluation, Algorithm):
         share = self._share(server["theta"], estimate, uploads, weights, clients)
         new["theta"] = torch.lerp(server["theta"], estimate, share)
         return new
+
+    def _filled(self, sigma2: Tensor) -> Tensor:
+        """Unknown variances (−1) replaced by the median or mean of the known ones; all equal if none is known."""
+        known = sigma2[sigma2 >= 0]
+        if not len(known):
+            return torch.where(sigma2 >= 0, sigma2, torch.ones_like(sigma2))
+        return torch.where(
+            sigma2 >= 0, sigma2, torch.quantile(known, 0.5) if self.unknown == "median" else known.mean()
+        )
 
     def _between(self, uploads: Uploads) -> Tensor:
         """σ0²: how much the models differ from their mean; by the robust rule of the run, where it has one."""
@@ -256,7 +281,7 @@ class SelfFL(SendsForEvaluation, Algorithm):
 
     def start(self, own: State, sent: State, ctx: Context) -> tuple[Tensor, Tensor]:
         """Start point (10) and number of steps (8)."""
-        theta, S = sent["theta"], sent["S"]
+        theta, S = sent["theta"], self._others(own, sent)
         sigma0_2, sigma2 = sent["sigma0_2"].clamp(min=0), own["sigma2"].clamp(min=FLOOR)
         ratio = torch.where(S > 0, 1 / ((sigma0_2 + sigma2) * S.clamp(min=1e-30)), 0.0).clamp(max=1.0)
         aware = self._aware(own, sent)
@@ -286,9 +311,14 @@ class SelfFL(SendsForEvaluation, Algorithm):
         return own["theta"]
 
     def report(self, own: State, sent: State) -> State:
-        """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others)."""
+        """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others).
+
+        Nothing with `sums`: each of these would tell σ_m².
+        """
+        if self.sums:
+            return {}
         sigma0_2, sigma2 = sent["sigma0_2"].clamp(min=0), own["sigma2"].clamp(min=FLOOR)
-        evidence = self._evidence(sigma0_2, sent["S"])
+        evidence = self._evidence(sigma0_2, self._others(own, sent))
         known = self._aware(own, sent)
         values = {
             "sigma2": sigma2,
@@ -322,9 +352,3 @@ def _sum_of_others(values: Tensor) -> Tensor:
     before = torch.cat([zero, values[:-1]]).cumsum(0)
     after = torch.cat([zero, values.flip(0)[:-1]]).cumsum(0).flip(0)
     return before + after
-
-
-def _filled(sigma2: Tensor) -> Tensor:
-    """Unknown variances (−1) replaced by the median of the known ones; all equal if none is known."""
-    known = sigma2[sigma2 >= 0]
-    return torch.where(sigma2 >= 0, sigma2, torch.quantile(known, 0.5) if len(known) else torch.ones_like(sigma2))

@@ -51,6 +51,9 @@ class SelfFLAug(SelfFL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(
+            "algorithm.sums", self.sums, not self.sums, "false: selffl can be computed by sums, not its augmented form"
+        )
         check("algorithm.extra_steps", self.extra_steps, self.extra_steps >= 0, "at least 0")
         check("algorithm.tolerance", self.tolerance, self.tolerance >= 0, "at least 0")
 

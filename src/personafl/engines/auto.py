@@ -136,7 +136,9 @@ def _remembered(run: RunSteps) -> Choice | None:
     """The choice of an earlier run like this one, unless it was made in haste and this one has twice the time."""
     found = note("engine", _key(run))
     engine, threads, reason, steps = (found.get(name) for name in ("engine", "threads", "reason", "steps"))
-    if (engine, threads) not in run.names or not isinstance(reason, str):
+    if not (isinstance(engine, str) and isinstance(threads, int) and isinstance(reason, str)):
+        return None
+    if (engine, threads) not in run.names:
         return None
     if isinstance(steps, int | float) and (not run.rounds or 2 * steps < run.total):
         return None

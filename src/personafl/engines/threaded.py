@@ -40,7 +40,8 @@ class ThreadedEngine(StackedEngine):
         self._pool = ThreadPoolExecutor(self.threads, "personafl", initializer=torch.set_num_threads, initargs=(1,))
 
     def protect_samples(self, by: PerSample | None) -> None:
-        for engine in (super(), *self._workers):
+        super().protect_samples(by)
+        for engine in self._workers:
             engine.protect_samples(by)
 
     def run(self, work: Work) -> Result:

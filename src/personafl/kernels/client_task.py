@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch.func import functional_call
 
 from personafl.errors import ModelError
 from personafl.inputs import Inputs, described, some, tensors
+from personafl.kernels.batch import Batch as Batch
 from personafl.kernels.batch_norm import goes_by_batch
 from personafl.kernels.features import WithFeatures, named_layer, uses_features
 from personafl.kernels.frame import Frame
@@ -26,22 +26,6 @@ from personafl.kernels.statistics import Enough, Moments, Recorder, running
 from personafl.kernels.vector import ParameterVector
 from personafl.kernels.work_size import WorkSize, pass_size
 from personafl.tasks import Classification, LearningTask, Metric, OwnTask, Regression
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples of one client (or, with a leading axis on every field, of several).
-
-    `weight` is 1 for a sample and 0 for padding; `key` seeds dropout for this client and step. `expected` is the size
-    that batches have on average, where samples are drawn independently (`per_sample`).
-    """
-
-    x: Inputs
-    y: Tensor
-    weight: Tensor
-    key: Tensor
-    expected: Tensor | None = None
-
 
 LOSSES: dict[str, type[LearningTask]] = {"cross_entropy": Classification, "mse": Regression}
 

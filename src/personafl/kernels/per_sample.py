@@ -15,25 +15,37 @@ twice gets other noise the second time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from personafl.errors import ConfigError
 from personafl.inputs import each_input
+from personafl.kernels.batch import Batch
 from personafl.kernels.losses import Objective
 from personafl.kernels.randomness import GAMMA, M1, draw, scrambled
-
-if TYPE_CHECKING:
-    from personafl.kernels.client_task import Batch
-    from personafl.kernels.task import Task
+from personafl.tasks import LearningTask
 
 FIRST_DRAW = 2**40
 """Number of a step's first noise among the draws by a key: a forward pass makes fewer."""
 AT_ONCE = 2**25
 """Numbers in the gradients of samples that are made at once."""
+
+
+class Gradients(Protocol):
+    """What is needed of a `Task`."""
+
+    template: nn.Module
+    kind: LearningTask
+    couples_samples: bool
+
+    def gradient(self, theta: Tensor, batch: Batch, objective: Objective | None = None) -> Tensor:
+        """Of one client."""
+
+    def gradient_stacked(self, theta: Tensor, batch: Batch, objective: Objective | None = None) -> Tensor:
+        """Of K clients."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,7 @@ class PerSample:
     clip: float
     noise: float
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Gradients) -> None:
         """Refuse models and losses where a sample's gradient is not its own."""
         for name, layer in task.template.named_modules():
             if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
@@ -58,7 +70,7 @@ class PerSample:
             )
 
     def gradient(
-        self, task: Task, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
+        self, task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
     ) -> Tensor:
         """The noisy gradient of one client, sample after sample: the reference.
 
@@ -72,7 +84,7 @@ class PerSample:
         return self._finished(total[None], batch.key.view(1), batch.expected, number)[0].to(theta)
 
     def gradient_stacked(
-        self, task: Task, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
+        self, task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
     ) -> Tensor:
         """The noisy gradients of K clients: every tensor has a leading axis K."""
         width = batch.weight.shape[1]
@@ -88,7 +100,8 @@ class PerSample:
 
     def _factor(self, gradients: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(gradients.double(), dim=1)
-        return (self.clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+        factor: Tensor = (self.clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+        return factor
 
     def _finished(self, total: Tensor, keys: Tensor, expected: Tensor | None, number: int) -> Tensor:
         """The sums with their noise, by the size of batches."""
@@ -113,7 +126,8 @@ def normal(keys: Tensor, size: int, number: int) -> Tensor:
     bits = draw((len(keys), size), keys, FIRST_DRAW + number)
     # 52 of the bits, so that the half which keeps 0 out does not round the largest up to 1.
     uniform = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
-    return torch.special.ndtri(uniform)
+    made: Tensor = torch.special.ndtri(uniform)
+    return made
 
 
 def _sample_keys(keys: Tensor, place: Tensor) -> Tensor:
@@ -123,14 +137,11 @@ def _sample_keys(keys: Tensor, place: Tensor) -> Tensor:
 
 def _flat(batch: Batch) -> Batch:
     """K clients' batches end to end."""
-    from personafl.kernels.client_task import Batch
-
     return Batch(each_input(lambda x: x.flatten(0, 1), batch.x), batch.y.flatten(0, 1), batch.weight, batch.key)
 
 
 def _samples(batch: Batch, rows: Tensor, keys: Tensor, each: bool = False) -> Batch:
     """These samples as one batch, or each as a batch of its own."""
-    from personafl.kernels.client_task import Batch
 
     def at(values: Tensor) -> Tensor:
         found = values.index_select(0, rows.to(values.device))

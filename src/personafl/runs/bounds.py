@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def check_size(folder: RunFolder, build: Callable[[], nn.Module]) -> None:
 
 
 def _numbers(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    inner = value.items() if isinstance(value, Mapping) else ()
+    inner: Iterable[tuple[str, Any]] = value.items() if isinstance(value, Mapping) else ()
     if isinstance(value, list):
         inner = [("", each) for each in value[:MOST]]
     if not isinstance(value, Mapping | list):

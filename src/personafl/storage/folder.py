@@ -40,7 +40,7 @@ from personafl.files import (
 from personafl.storage.evaluation_files import EvaluationFiles
 from personafl.storage.json_lines import JsonLines
 from personafl.storage.reading import existing, read_json, read_table, read_toml
-from personafl.storage.schemas import Manifest, Round, Timing, check_predictions
+from personafl.storage.schemas import BegunManifest, Manifest, Round, Timing, check_predictions
 
 if TYPE_CHECKING:  # torch, which whoever only looks at a run does not need
     from personafl.states import State
@@ -92,9 +92,16 @@ class RunFolder:
         return any((self.models / name).exists() for name in made) and not self.unmerged
 
     def manifest(self) -> dict[str, Any]:
-        """The contents of run.toml."""
+        """The contents of run.toml, which has all that a run's has."""
+        return self._manifest(Manifest)
+
+    def begun_manifest(self) -> dict[str, Any]:
+        """The same, of a run that may have said little of itself: for whoever writes it."""
+        return self._manifest(BegunManifest)
+
+    def _manifest(self, kind: type[BegunManifest]) -> dict[str, Any]:
         try:
-            return read_toml(self.path / "run.toml", Manifest)
+            return read_toml(self.path / "run.toml", kind)
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run folder: it has no run.toml") from None
 
@@ -104,7 +111,7 @@ class RunFolder:
 
     def note(self, key: str, table: dict[str, Any]) -> None:
         """Add a table to run.toml."""
-        self.write_manifest({**self.manifest(), key: table})
+        self.write_manifest({**self.begun_manifest(), key: table})
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything else."""
@@ -129,7 +136,7 @@ class RunFolder:
 
     def check_same(self, manifest: dict[str, Any]) -> None:
         """Refuse to continue a run under other settings than it was started with."""
-        old, new = flat(self.manifest()), flat(without_none(manifest))
+        old, new = flat(self.begun_manifest()), flat(without_none(manifest))
         # A name before its settings: of two algorithms, that they are two is what matters.
         for key in sorted(old.keys() | new.keys(), key=lambda key: (not key.endswith(".name"), key)):
             if key.endswith(".class") and key not in old:  # a run of an earlier version
@@ -246,7 +253,7 @@ class RunFolder:
         """Make clients.parquet of the evaluations, and note the checksums of all files in run.toml."""
         self.evaluations.merge()
         if self.exists:
-            self.write_manifest({**self.manifest(), "files": self.checksums()})
+            self.write_manifest({**self.begun_manifest(), "files": self.checksums()})
         self.evaluations.remove_parts()
 
     def checksums(self) -> dict[str, str]:
@@ -257,7 +264,7 @@ class RunFolder:
 
     def check_intact(self, name: str) -> None:
         """Refuse a file of a finished run that is not what run.toml says; earlier versions say nothing."""
-        known = self.manifest().get("files", {}).get(name) if self.exists and not self.unmerged else None
+        known = self.begun_manifest().get("files", {}).get(name) if self.exists and not self.unmerged else None
         if known is None:
             return
         path = self.path / name

@@ -56,11 +56,11 @@ class _Raw(BaseModel):
     kind: str | None = None
 
 
-class _Resolved(_Raw):
-    clients: Count
-    fingerprint: str
-    loss: str
-    parameters: Count
+class _BegunResolved(_Raw):
+    clients: Count = 0
+    fingerprint: str = ""
+    loss: str = ""
+    parameters: Count = 0
     classes: Count | None = None
     labels: list[Any] | None = None
     outputs: Annotated[int, Ge(1), Le(2**31)] = 1
@@ -69,6 +69,13 @@ class _Resolved(_Raw):
     metrics: dict[str, Table] | None = None
     task: Table = {}
     raw: _Raw = _Raw()
+
+
+class _Resolved(_BegunResolved):
+    clients: Count
+    fingerprint: str
+    loss: str
+    parameters: Count
 
 
 class _Backbone(_Named):
@@ -81,15 +88,17 @@ class _Privacy(BaseModel):
     clip: Number
     noise: Number
     delta: Number | None = None
+    noise_at: str = "clients"
+    unit: str = "client"
 
 
-class Manifest(BaseModel):
-    """run.toml."""
+class BegunManifest(BaseModel):
+    """run.toml, of which anything may be missing."""
 
-    seed: Seed
-    rounds: Count
-    algorithm: _Named
-    resolved: _Resolved
+    seed: Seed = 0
+    rounds: Count = 0
+    algorithm: _Named = _Named(name="")
+    resolved: _BegunResolved = _BegunResolved()
     eval_clients: Count = 0
     model: Table = {}
     data: Table = {}
@@ -101,6 +110,16 @@ class Manifest(BaseModel):
     backbone: _Backbone | None = None
     privacy: _Privacy | None = None
     robust: Table = {}
+    secure: Table = {}
+
+
+class Manifest(BegunManifest):
+    """run.toml, with what every run has."""
+
+    seed: Seed
+    rounds: Count
+    algorithm: _Named
+    resolved: _Resolved
 
 
 # --- rounds.jsonl, timings.jsonl, the checkpoint --------------------------------------------------------------------
@@ -227,7 +246,8 @@ def _check_fit(found: _Fit) -> _Fit:
     _require(found, models > 0 and len({each.label for each in found.finalists}) == models, "finalists must differ")
     _require(found, len(found.weights) == len(found.clients), "there must be weights for each client")
     rows = [*found.weights, found.newcomer]
-    return _require(found, all(len(row) == models and sum(row) > 0 for row in rows), "weights: one for each finalist")
+    _require(found, all(len(row) == models and sum(row) > 0 for row in rows), "weights: one for each finalist")
+    return found
 
 
 Fit = Annotated[_Fit, AfterValidator(_check_fit)]

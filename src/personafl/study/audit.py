@@ -34,10 +34,12 @@ from personafl.registry import checked, is_class_path
 from personafl.runs.run import Run
 from personafl.settings import ENGINE_NAMES, EngineSettings, Local, Schedule
 from personafl.storage import checkpoint
+from personafl.storage.reading import read_json
 from personafl.study.shadows import Observed, Target, observe, shadow
 from personafl.study.values import floats
 from personafl.training.job import Job
 from personafl.training.privacy import Privacy
+from personafl.training.robust import Robust
 
 FILE = "audit.json"
 LEAST = 10
@@ -150,31 +152,19 @@ def audit(
 def read_audit(run: Run) -> dict[str, Any] | None:
     """What an audit left in a run folder, checked; None where there was none."""
     path = run.path / FILE
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        made = _read(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read ({error}): make it again with personafl audit, or remove it") from None
+        made: Audit = checked(Audit, "", read_json(path, dict[str, Any]))
+    except ConfigError as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    for attack in made.attacks:
+        found = (attack.auc, *attack.rates.values(), *attack.clients.values())
+        shares = [attack.told_right, *(value for one in found for value in (one.value, one.low, one.high))]
+        known = math.isfinite(attack.proven) and (attack.epsilon is None or math.isfinite(attack.epsilon))
+        if not known or not all(0 <= share <= 1 for share in shares):
+            raise RunError(f"{path} has shares that are not between 0 and 1, or an ε that is no number: audit again")
     return {**made.table(), "words": words(made)}
-
-
-def _read(said: dict[str, Any]) -> Audit:
-    def estimates(table: dict[str, Any]) -> dict[str, Estimate]:
-        return {str(key): Estimate(**value) for key, value in table.items()}
-
-    attacks = []
-    for each in said["attacks"]:
-        parts = {"auc": Estimate(**each["auc"]), "rates": estimates(each["rates"])}
-        attacks.append(Attack(**{**each, **parts, "clients": estimates(each["clients"])}))
-    shares = [a.told_right for a in attacks]
-    for found in (e for a in attacks for e in (a.auc, *a.rates.values(), *a.clients.values())):
-        shares += [found.value, found.low, found.high]
-    if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in shares):
-        raise ValueError("shares are not between 0 and 1")
-    if not all(a.target in _SEEN and math.isfinite(a.proven + (a.epsilon or 0.0)) for a in attacks):
-        raise ValueError("an attack on nothing that is known")
-    return Audit(tuple(attacks), int(said["shadows"]), int(said["seed"]), bool(said["reproduced"]))
 
 
 def words(found: Audit) -> list[str]:
@@ -238,6 +228,7 @@ def job_of(run: Run, federation: Federation | None = None) -> Job:
         federation, task, run.algorithm, checked(Schedule, "", schedule), checked(Local, "local", manifest["local"]),
         EngineSettings(engine if engine in ENGINE_NAMES else "auto", resolved.get("threads")),
         privacy=checked(Privacy | None, "privacy", manifest.get("privacy")), seed=int(manifest["seed"]),
+        robust=checked(Robust | None, "robust", manifest.get("robust")),
     )  # fmt: skip
 
 
@@ -271,9 +262,7 @@ def _attacks(run: Run, job: Job, target: Observed, shadows: Sequence[Observed]) 
     owner = np.zeros(len(job.federation.y), np.int64)
     pool = np.zeros(len(owner), np.bool_)
     for split in ("train", "test"):
-        for k, (start, size) in enumerate(
-            zip(job.federation.starts(split), job.federation.sizes(split), strict=True)  # type: ignore[arg-type]
-        ):
+        for k, (start, size) in enumerate(zip(job.federation.starts(split), job.federation.sizes(split), strict=True)):
             owner[start : start + size], pool[start : start + size] = k, True
     made = []
     for kind, losses in target.losses.items():

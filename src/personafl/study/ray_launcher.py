@@ -29,6 +29,7 @@ from personafl.runs.run import Run
 from personafl.runs.watch import Lines
 from personafl.settings import require_ray
 from personafl.storage.folder import RunFolder
+from personafl.storage.schemas import Round
 from personafl.study.launch import Launcher, Listeners, PendingRun
 from personafl.training.events import Listener
 from personafl.version import __version__
@@ -131,7 +132,7 @@ class _Sent:
         if asked.threads is not None:
             return asked.threads
         folder = RunFolder(one.path)
-        begun = folder.manifest().get("resolved", {}) if folder.exists else {}
+        begun = folder.begun_manifest().get("resolved", {}) if folder.exists else {}
         same = asked.name in ("auto", begun.get("engine"))
         return min(begun.get("threads", 1), max(1, self._cpus)) if same else 1
 
@@ -141,7 +142,7 @@ class _Watched:
 
     def __init__(self, due: PendingRun, listeners: Listeners) -> None:
         self.due, self.died = due, False
-        self._folder, self._lines = RunFolder(due.path), Lines(due.path / "rounds.jsonl")
+        self._folder, self._lines = RunFolder(due.path), Lines(due.path / "rounds.jsonl", Round)
         self._ask, self._listeners = listeners, list[Listener]()
         self._begun, self._before = False, self._manifest_file()
 

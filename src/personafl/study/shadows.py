@@ -58,7 +58,8 @@ def observe(job: Job) -> Observed:
     schedule = replace(job.schedule, checkpoint_every=0, eval_every=job.schedule.eval_every if stops else 0)
     with tempfile.TemporaryDirectory(prefix="personafl-audit-") as folder:
         clients = WatchedClients(engine, job.engine.state_memory, Path(folder), job.privacy)
-        run_rounds(RunFolder(Path(folder) / "run"), clients, job.algorithm, schedule, Origin())
+        origin = Origin(resolved={"clients": len(job.federation), "fingerprint": job.federation.fingerprint})
+        run_rounds(RunFolder(Path(folder) / "run"), clients, job.algorithm, schedule, origin, robust=job.robust)
     inside = np.zeros(len(job.federation.y), np.bool_)
     for start, size in zip(job.federation.starts("train"), job.federation.sizes("train"), strict=True):
         inside[start : start + size] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from personafl.algorithms.base import Algorithm
+from personafl.algorithms.extras import TwoSums
 from personafl.errors import ConfigError
 from personafl.training.privacy import Privacy
 from personafl.training.robust import Robust
@@ -14,6 +15,12 @@ def check_combination(algorithm: Algorithm, privacy: Privacy | None = None, robu
     Noise of clients and robust rules go together: the server sees noisy answers one by one. What hides single answers
     from the server does not, nor does noise that is scaled for a mean.
     """
+    if isinstance(algorithm, TwoSums) and not algorithm.why_no_sums and (privacy is not None or robust is not None):
+        table = "[privacy]" if privacy is not None else "[robust]"
+        raise ConfigError(
+            f"{table} cannot be combined with algorithm.sums = true: it is about single answers, and the server has "
+            "sums; leave one of them out"
+        )
     if privacy is not None:
         privacy.check(algorithm)
     if robust is not None:

@@ -20,6 +20,7 @@ docs/security.md says what this guarantees and what it does not.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -135,7 +136,7 @@ class Privacy:
     def deviation(self, uplink: Uplink) -> float:
         """The standard deviation of the noise that clients add to numbers that are relative to what they were sent."""
         numbers = any(how.within is not None for how in uplink.values())
-        return self.own_noise * self.clip / (1 - NUMBERS_SHARE * numbers) ** 0.5
+        return self.own_noise * self.clip / math.sqrt(1 - NUMBERS_SHARE * numbers)
 
     def protect(
         self, algorithm: Algorithm, up: State, sent: Sent, names: Sequence[str], round: int, source: Noise

@@ -59,7 +59,7 @@ def run_rounds(
     runner = Runner(algorithm, clients, schedule, folder, manifest, [RunFiles(folder), *listeners], robust)
     if folder.exists:
         folder.check_same(manifest)
-        manifest["created"] = folder.manifest().get("created", manifest["created"])
+        manifest["created"] = folder.begun_manifest().get("created", manifest["created"])
         runner.resume()
         folder.write_manifest(manifest)
     else:

@@ -121,7 +121,7 @@ class Runner:
 
     def _resume_stopped(self) -> None:
         """A run that ended early has ended, unless it is asked for more patience now."""
-        self._scores, before = self.folder.rounds(), self.folder.manifest()
+        self._scores, before = self.folder.rounds(), self.folder.begun_manifest()
         asked = before.get("patience"), before.get("min_delta", 0.0)
         if self._scores and asked == (self.schedule.patience, self.schedule.min_delta):
             self.stopped = str(self._scores[-1].get("stopped", ""))

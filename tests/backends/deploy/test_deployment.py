@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -368,7 +367,7 @@ def test_who_names_no_key_of_a_site_does_not_get_as_far_as_flower(deployment):
 
 def test_more_than_a_piece_of_an_array_is_refused(deployment):
     """What a site says it will send is refused before it is sent."""
-    context = ssl.create_default_context(cafile=str(deployment.layout.site("north") / "ca.crt"))
+    context = showing_certificate(deployment.layout.site("north"))
     connection = http.client.HTTPSConnection(deployment.layout.address, timeout=10, context=context)
     connection.putrequest("POST", "/v1/fleet/push-object")
     connection.putheader("Content-Length", str(10**6))

@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.runs.run import Run
 from tests.backends.deploy.live import PATIENCE, SITES, in_one_process
-from tests.backends.deploy.tap import Tap
 from tests.backends.flower.problem import same, same_clients, same_rounds, server_state
 from tests.backends.flower.test_secrets import patterns
 
@@ -294,24 +293,6 @@ def test_what_a_harmful_site_sends_is_refused_by_name_and_the_rounds_go_on(live,
 
 
 # --- what leaves a site
-
-
-@pytest.fixture
-def tap(live):
-    """Sites that reach the server by way of a tap."""
-    deployment = live.deployment
-    files = {name: deployment.layout.site(name) / "connection.env" for name in SITES}
-    before = {name: file.read_text() for name, file in files.items()}
-    tap = Tap(deployment.layout.operator, deployment.layout.private)  # it has no site's certificate to show nginx
-    deployment.stop(*SITES)
-    with tap.listening() as address:
-        for name, file in files.items():
-            file.write_text(before[name].replace(deployment.layout.address, address))
-            deployment.restart_site(name, PATIENCE)
-        yield tap
-        deployment.stop(*SITES)
-    for name, file in files.items():
-        file.write_text(before[name])
 
 
 def test_neither_samples_nor_personal_models_leave_a_site(live, tap, tmp_path):

@@ -49,7 +49,8 @@ class ResNet8(nn.Module):
         self.head = nn.Linear(64, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
+        out: Tensor = self.head(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
+        return out
 
 
 class Transformer(nn.Module):
@@ -63,7 +64,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(self.words(x) + self.positions).mean(1))
+        out: Tensor = self.head(self.encoder(self.words(x) + self.positions).mean(1))
+        return out
 
 
 class GRU(nn.Module):
@@ -74,7 +76,8 @@ class GRU(nn.Module):
         self.gru, self.head = nn.GRU(shape[-1], 32, batch_first=True), nn.Linear(32, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(x)[0][:, -1])
+        out: Tensor = self.head(self.gru(x)[0][:, -1])
+        return out
 
 
 class LowRank(nn.Module):
@@ -88,7 +91,8 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + 2.0 * self.up(self.down(x))
+        out: Tensor = self.layer(x) + 2.0 * self.up(self.down(x))
+        return out
 
 
 class AdaptedLayer(nn.Module):
@@ -104,7 +108,8 @@ class AdaptedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(x + self.attention(x, x, x, need_weights=False)[0])
-        return self.norm2(x + self.narrow(F.relu(self.wide(x))))
+        out: Tensor = self.norm2(x + self.narrow(F.relu(self.wide(x))))
+        return out
 
 
 class Adapted(nn.Module):
@@ -117,7 +122,8 @@ class Adapted(nn.Module):
         self.layers, self.head = nn.Sequential(AdaptedLayer(64), AdaptedLayer(64)), nn.Linear(64, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(self.words(x) + self.positions).mean(1))
+        out: Tensor = self.head(self.layers(self.words(x) + self.positions).mean(1))
+        return out
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

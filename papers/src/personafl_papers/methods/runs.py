@@ -209,7 +209,7 @@ class RunFile:
     """The lines of a study, and the runs that are missing there."""
 
     def __init__(self, path: Path) -> None:
-        self.lines = JsonLines(path)
+        self.lines = JsonLines(path, Record)
         self.known: dict[str, Record] = {record["key"]: record for record in self.lines.records()}
 
     def forget(self, methods: Sequence[str]) -> None:

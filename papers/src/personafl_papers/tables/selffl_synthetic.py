@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.algorithms import Algorithm, Ditto, FedAvg, PerFedAvg, PFedMe
-from personafl.algorithms.selffl import FLOOR, SelfFL
+from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
+from personafl.algorithms.selffl_sums import FLOOR
 from personafl.settings import Schedule
 from personafl.streams import generator
 from personafl_papers import theory

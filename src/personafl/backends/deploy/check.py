@@ -140,6 +140,8 @@ def _limits(site: SiteSettings) -> Iterator[Finding]:
         f"{site.least_samples} different samples; a message: at most {site.most_steps:,} steps, "
         f"{site.most_parameters:,} parameters",
     )  # fmt: skip
+    if site.least_together > 1:
+        yield Finding("together", "good", f"answers only in a sum over at least {site.least_together} sites")
     asked = [f"noise of at least {site.least_noise:g}"] if site.least_noise else []
     asked += [f"ε of at most {site.most_epsilon:g} at δ = {site.delta:g}"] if site.most_epsilon is not None else []
     asked += ["metrics are reported, which ε does not cover" if site.reports_metrics else "no metrics are reported"]

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from personafl.backends.deploy.certificates import issue_server, issue_site, make_authority
 from personafl.backends.deploy.keys import make_key, write_private
 from personafl.backends.deploy.proxy import write_proxy
+from personafl.backends.flower.secure.settings import LEAST
 from personafl.errors import ConfigError
 from personafl.files import disk_errors
 from personafl.version import __version__
@@ -174,14 +175,17 @@ def init_federation(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layout = init_federation(Path(folder), ["north", "south"])
     ...     sorted(path.name for path in layout.site("north").iterdir())
-    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'node.crt', 'node.key', 'node.pub', 'orders.pub',
-     'personafl-site.service', 'policy.toml', 'site.toml', 'start.sh']
+    ['SITE.md', 'ca.crt', 'connection.env', 'federation.toml', 'members', 'node.crt', 'node.key', 'node.pub',
+     'orders.pub', 'personafl-site.service', 'policy.toml', 'site.toml', 'start.sh']
     """
     layout = Layout(folder, tuple(sites) or Layout.sites, address)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: name a new one, for keys and settings are never replaced")
     named = ", ".join(f'"{name}"' for name in layout.sites)
-    config = template("federation.toml", sites=named, min_answers=min(2, len(layout.sites)))
+    # Secure aggregation where it can be: with enough sites, which have each other's keys. Else a robust rule.
+    summed = len(layout.sites) >= LEAST and not by_request
+    how = {"sites": named, "min_answers": min(2, len(layout.sites))}
+    config = template("federation.toml", **how, protection=template("secure.toml" if summed else "robust.toml"))
     write_federation(layout, Material.make(layout, by_request), config)
     return layout
 
@@ -260,6 +264,9 @@ def write_site(
     _write(folder / "orders.pub", orders.decode())
     _write(folder / "ca.crt", authority.decode())
     _write(folder / "node.crt", certificate.decode())
+    (folder / "members").mkdir(0o700)
+    for path in sorted((layout.operator / "keys").glob("*.pub")):
+        _write(folder / "members" / path.name, path.read_text("utf-8"))
     _write(folder / "federation.toml", config)
     port = layout.runtime_ports.get(name, 9094)
     _write(folder / "connection.env", f"SUPERLINK={layout.address}\nRUNTIME_PORT={port}\n")

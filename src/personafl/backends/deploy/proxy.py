@@ -30,6 +30,8 @@ VECTORS = 4
 """So many of the size of the model an answer may hold; no algorithm sends more than three."""
 PIECE = 5 * 2**20
 """Bytes: Flower cuts arrays into pieces of this size."""
+SHARE = 2**11
+"""Bytes: more than a site's share of a secret takes, with its name."""
 SMALL = 2**14
 """Bytes: more than any request takes that carries no array."""
 
@@ -42,7 +44,11 @@ def answer_bytes(config: Path) -> int:
     model = described.model or default_model(settings.input_shape)
     module = initialize(model, settings.input_shape, settings.classes or settings.outputs, described.seed)
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    return VECTORS * 4 * parameters + SMALL
+    if settings.secure is None:
+        return VECTORS * 4 * parameters + SMALL
+    # Besides numbers of so many bytes, shares for every other site.
+    sites = len(settings.clients) or settings.sites
+    return VECTORS * max(settings.secure.bits // 8, 4) * parameters + SHARE * sites + SMALL
 
 
 def write_proxy(operator: Path, config: Path) -> bool:

@@ -28,6 +28,7 @@ from personafl.backends.deploy.keys import write_private
 from personafl.backends.deploy.layout import Layout, Material, split_address, write_federation
 from personafl.backends.deploy.processes import Process, accepts, free_ports, listening
 from personafl.backends.deploy.rehearsal_data import deal
+from personafl.backends.flower.secure.settings import LEAST
 from personafl.config import read_tables
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
@@ -286,6 +287,8 @@ def _fitted(tables: dict[str, Any], federation: Federation) -> dict[str, Any]:
         own.pop(key, None)
     outputs = federation.y.shape[1] if federation.y.ndim > 1 else 1
     own |= {"outputs": outputs} if federation.classes is None else {"classes": federation.classes}
+    if len(federation) < LEAST:
+        tables |= {"robust": {}} if tables.pop("secure", None) is not None else {}
     return {**tables, "federation": own}
 
 

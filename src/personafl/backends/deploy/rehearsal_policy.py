@@ -30,11 +30,11 @@ def allowing(config: Path) -> dict[str, Any]:
     run, settings = read_operator(config)
     model = run.model or (MCLR() if run.backbone else default_model(settings.input_shape))
     task = run.task or usual_task(settings.classes)
-    weights = [run.backbone.sha256] if run.backbone else []
-    weights += [model.sha256] if getattr(model, "sha256", None) else []
+    pinned = (run.backbone, model)  # what may name a file of weights by its hash
+    weights = [sha256 for part in pinned if (sha256 := getattr(part, "sha256", None))]
     named = ((ALGORITHMS, run.algorithm.name), (MODELS, model.name), (TASKS, task.name))
     plugins = [_pin(registry, name) for registry, name in named if name in registry.plugins]
-    policy = {f"{registry.kind}s": [name] for registry, name in named}
+    policy: dict[str, Any] = {f"{registry.kind}s": [name] for registry, name in named}
     policy |= {"code": code_sha256("personafl"), "most_rounds_per_run": 2 * run.schedule.rounds}
     # Initial weights of the operator's own are known only when the run begins.
     policy |= {} if run.weights else {"weights": weights}

@@ -7,7 +7,6 @@ says `site`, the TOML file of the site.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +20,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from personafl.algorithms import ALGORITHMS
-from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import trained_task
-from personafl.backends.flower.job import Layout, Order, fingerprint, model_outputs, read_job, usual_task
+from personafl.backends.flower.job import fingerprint, model_outputs, usual_task
 from personafl.backends.flower.leaving import released
 from personafl.backends.flower.members import FederationSettings, gather
 from personafl.backends.flower.messages import pack, unpack, values
+from personafl.backends.flower.orders import read_layout, read_order
 from personafl.backends.flower.records import Record
+from personafl.backends.flower.secure.answers import ANSWERS
+from personafl.backends.flower.secure.clients import SecureClients
+from personafl.backends.flower.secure.settings import Secure, check_secure
 from personafl.backends.flower.server import FlowerClients
 from personafl.backends.flower.signed_files import sign_models
 from personafl.backends.flower.signing import OperatorSeal, SiteSeal
@@ -81,7 +83,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         if isinstance(model, LoRA):
             del table["path"]  # the operator's; sites have their own
         frozen = frozen_hashes(module)
-        clients = FlowerClients(
+        secure = settings.secure
+        clients = (FlowerClients if secure is None else SecureClients)(
             nodes, client_index, settings, task, described.algorithm, described.local, seed, table, described.privacy,
             seeded, pinned(described.backbone),
         )  # fmt: skip
@@ -102,9 +105,11 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
             resolved |= {"frozen_sha256": whole_hash(frozen), **frozen_and_eval(module)}
         if described.privacy is not None and described.privacy.noise:
             of_server = described.privacy.noise_at == "server"
-            resolved["noise"] = f"from {'the operator' if of_server else 'each site'}'s own secure generator"
+            share = "" if secure is None else ", a share of the sum's"
+            resolved["noise"] = f"from {'the operator' if of_server else 'each site'}'s own secure generator{share}"
         backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
-        tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"]}
+        summed = {} if secure is None else {"secure": secure.table()}
+        tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"], **summed}
         origin = Origin(tables, resolved, {}, frozen)
         names = {"algorithm": described.algorithm.name, "model": model.name, "sites": list(client_index.ids)}
         record.note("run", folder=str(out), config=checksum(config), **names)
@@ -115,7 +120,10 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
 
 
 def read_operator(path: Path) -> tuple[Config, FederationSettings]:
-    """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites."""
+    """An operator's config: an ordinary one with a `[federation]` table, and without data, which is at the sites.
+
+    Where it has a `[secure]` table, answers are added up by secure aggregation.
+    """
     values = read_tables(path)
     for key in ("data", "partition", "splits", "splitting", "engine", "methods"):
         if key in values:
@@ -123,6 +131,8 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     if "federation" not in values:
         raise ConfigError(f"{path} has no [federation] table: it says who takes part and what a sample looks like")
     settings: FederationSettings = checked(FederationSettings, "federation", values.pop("federation"))
+    if "secure" in values:
+        settings = replace(settings, secure=checked(Secure, "secure", values.pop("secure")))
     # A round in a federation takes long enough for a checkpoint, and so at most the round in flight is lost.
     described = parse({"checkpoint_every": 1, **values})
     for key, registry, value in (
@@ -142,6 +152,9 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
         described = replace(described, model=replace(described.model, path=str(own)))
     if described.backbone is not None and described.backbone.sha256 is None:
         raise ConfigError(f"{path}: backbone.sha256 is missing: sites compare the weights on their disks with it")
+    if settings.secure is not None:
+        sites = described.schedule.cohort_size(len(settings.clients) or settings.sites)
+        check_secure(settings.secure, described.algorithm, sites, described.privacy, described.robust)
     return described, settings
 
 
@@ -210,6 +223,9 @@ def make_client_app(find: Callable[[Context], Site]) -> ClientApp:
     app.query()(handler("query", _introduce))
     app.train()(handler("train", _train))
     app.evaluate()(handler("evaluate", _evaluate))
+    for kind, answer in ANSWERS.items():
+        category, action = kind.split(".")
+        getattr(app, category)(action)(handler(kind, answer))
     return app
 
 
@@ -249,42 +265,19 @@ def _introduce(site: Site, content: RecordDict) -> RecordDict:
 
 
 def _train(site: Site, content: RecordDict) -> RecordDict:
-    order = _order(site, content)
-    trained = site.train(order, _layout(values(content, "order", {"upload": str})["upload"]))
+    order = read_order(site.settings.id, content)
+    trained = site.train(order, read_layout(content))
     answer = {"client": site.settings.id, "round": order.round, "steps": trained.steps, "failed": trained.failed}
     return RecordDict({"answer": ConfigRecord(answer), "up": pack(trained.up)})
 
 
 def _evaluate(site: Site, content: RecordDict) -> RecordDict:
-    order = _order(site, content)
+    order = read_order(site.settings.id, content)
     common = unpack(content, "common")["theta"] if "common" in content else None
     measured = site.measure(order, values(content, "order", {"last": bool})["last"], common)
     answer = {"client": site.settings.id, "round": order.round, "withheld": measured.withheld}
     columns = {name: torch.from_numpy(values) for name, values in measured.columns.items()}
     return RecordDict({"answer": ConfigRecord(answer), "columns": pack(columns)})
-
-
-def _order(site: Site, content: RecordDict) -> Order:
-    said = values(content, "order", {"job": str, "client": str, "round": int, "accepted": int, "durable": int})
-    if said["client"] != site.settings.id:
-        raise ConfigError(f"the message is for {said['client'][:80]!r}, this is site {site.settings.id}")
-    if not 0 <= min(said["accepted"], said["durable"]) or said["accepted"] > said["round"] or said["round"] < 1:
-        raise ConfigError(f"round {said['round']} after {said['accepted']} and {said['durable']} cannot be")
-    return Order(
-        read_job(said["job"]),
-        said["round"],
-        said["accepted"],
-        said["durable"],
-        Sent(unpack(content, "shared"), unpack(content, "each")),
-        unpack(content, "theta0")["theta0"] if "theta0" in content else None,
-    )
-
-
-def _layout(text: str) -> Layout:
-    try:
-        return {name: (str(kind), tuple(map(int, shape))) for name, (kind, shape) in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise ConfigError("the server does not say what it wants to get") from None
 
 
 @cache

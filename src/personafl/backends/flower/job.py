@@ -57,6 +57,8 @@ class JobDescription:
         As a table of a config, where it is not the one that classes, or their absence, stand for.
     backbone
         Name, SHA-256, pooling and normalize of the frozen backbone that sites send their samples through, if any.
+    secure
+        How answers are added up by secure aggregation, as a table of a config; None where each goes to the server.
     personafl
         The version that the server has.
     """
@@ -74,12 +76,14 @@ class JobDescription:
     privacy: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     backbone: dict[str, Any] | None = None
+    secure: dict[str, Any] | None = None
     personafl: str = __version__
 
     def text(self) -> str:
         """As JSON; `read_job` is the inverse."""
-        # Without a backbone nothing is said of it, so that runs that were begun before there were any go on.
-        said = {key: value for key, value in asdict(self).items() if key != "backbone" or value is not None}
+        # What is left out is not said, so that runs that were begun before there was any of it go on.
+        later = ("backbone", "secure")
+        said = {key: value for key, value in asdict(self).items() if key not in later or value is not None}
         return json.dumps(said, sort_keys=True)
 
     @property
@@ -155,6 +159,25 @@ class JobDescription:
 
 
 @dataclass(frozen=True)
+class Together:
+    """What a site knows of the sum that its answer becomes part of.
+
+    Attributes
+    ----------
+    threshold
+        How many answers are in it at the least.
+    noise_sharers
+        How many sites are counted on for its noise.
+    weight
+        Which this site's answer is multiplied with, above 0 and at most 1.
+    """
+
+    threshold: int
+    noise_sharers: int
+    weight: float
+
+
+@dataclass(frozen=True)
 class Order:
     """What the server asks for.
 
@@ -170,6 +193,8 @@ class Order:
         What the algorithm sends.
     theta0
         The initial weights, where they do not follow from the seed and this site may need them.
+    together
+        The sum that the answer becomes part of; None where the server gets it as it is.
     """
 
     job: JobDescription
@@ -178,6 +203,7 @@ class Order:
     durable: int
     sent: Sent
     theta0: Tensor | None = None
+    together: Together | None = None
 
 
 def usual_task(classes: int | None) -> LearningTask:

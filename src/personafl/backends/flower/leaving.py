@@ -13,9 +13,13 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from personafl.backends.flower.messages import HEADER, plain
 from personafl.backends.flower.policy import check_outgoing
 from personafl.backends.flower.records import METRICS, Record, sent_in
+from personafl.backends.flower.secure.terms import MASKED, SUM
 from personafl.backends.flower.signed_files import sign_models
 from personafl.backends.flower.site import Site
 from personafl.files import checksum
+
+EVENTS = {"query": "introduced", "train": "trained", "train.secure": "trained", "evaluate": "evaluated"}
+"""What happened, by the kind of an order; the others are about the keys and masks of a secure sum."""
 
 
 def released(site: Site, kind: str, order: RecordDict, work: Callable[[], RecordDict]) -> RecordDict:
@@ -33,7 +37,7 @@ def released(site: Site, kind: str, order: RecordDict, work: Callable[[], Record
         about["policy"] = checksum(Path(site.settings.policy))
     if site.settings.key is not None and kind == "evaluate":
         sign_models(site.settings.models, Path(site.settings.key), site.settings.id)
-    record.note({"query": "introduced", "train": "trained"}.get(kind, "evaluated"), **about, sent=sent_in(answer))
+    record.note(EVENTS.get(kind, "shared"), **about, sent=sent_in(answer))
     return answer
 
 
@@ -45,6 +49,8 @@ def check_leaving(site: Site, answer: RecordDict) -> None:
         if isinstance(record, ArrayRecord):
             sizes = {key: max(len(array.data) - HEADER, 0) for key, array in record.items()}
             allowed = dict.fromkeys(sizes, 8) if name == METRICS else site.policy.outgoing
+            if name == SUM:  # `check_upload` has seen what is in it: nothing else, in twice the bytes and a few scalars
+                allowed = {MASKED: 2 * sum(site.policy.outgoing.values()) + 64}
             check_outgoing(allowed, site.settings.id, sizes)
 
 

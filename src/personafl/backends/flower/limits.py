@@ -18,7 +18,7 @@ from torch import Tensor
 from personafl.algorithms import Algorithm, Sent
 from personafl.algorithms.base import Program
 from personafl.algorithms.extras import batches_per_step, copies, sent_for_evaluation
-from personafl.backends.flower.job import JobDescription, layout_of
+from personafl.backends.flower.job import JobDescription, Order, Together, layout_of
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.engines.base import Split
 from personafl.engines.batches import BatchPlan
@@ -30,6 +30,7 @@ from personafl.models import LoRA
 from personafl.settings import Local
 from personafl.states import Ints, State
 from personafl.streams import Key
+from personafl.training.privacy import Privacy
 
 MOST_LAYERS = 1000
 MOST_LOSS = 10.0
@@ -202,6 +203,29 @@ def check_common(here: SiteSettings, algorithm: Algorithm, theta0: Tensor, sent:
     meant = algorithm.global_model({**algorithm.new_server(theta0, 1), **sent.shared})
     if not (meant is common if meant is None or common is None else torch.equal(meant, common)):
         raise ConfigError(f"site {here.id}: the global model to evaluate is not the one that was sent")
+
+
+def check_together(here: SiteSettings, order: Order) -> None:
+    """Refuse to answer alone, or in a sum over too few, where the run's job or this site says more."""
+    together = order.together
+    if together is None and order.job.secure is not None:
+        raise ConfigError(f"site {here.id}: this run has [secure], and its answer is asked for alone")
+    answers = 1 if together is None else together.threshold
+    if answers < here.least_together:
+        asked = "its answer alone: it has no [secure]" if together is None else f"a sum of {answers} or more"
+        raise ConfigError(
+            f"site {here.id} answers in a sum over at least {here.least_together} sites (least_together), this run "
+            f"asks for {asked}"
+        )
+
+
+def noise_that_counts(here: SiteSettings, privacy: Privacy | None, together: Together | None) -> float:
+    """The noise multiplier that a site may rely on.
+
+    Of a sum that is all of its noise, where the site insists on sums; else its own share is all that it knows of.
+    """
+    noise = privacy.own_noise if privacy else 0.0
+    return noise if together is None or here.least_together > 1 else noise / math.sqrt(together.noise_sharers)
 
 
 def check_most(here: SiteSettings, key: str, asked: int, what: str) -> None:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from personafl.backends.flower.messages import KINDS
 from personafl.backends.flower.nodes import Nodes, SiteInfo, missing
 from personafl.backends.flower.records import Record
+from personafl.backends.flower.secure.settings import Secure
 from personafl.backends.flower.signing import OperatorSeal
 from personafl.errors import DataError, RunError
 from personafl.federation.arrays import SPLITS
@@ -53,6 +54,9 @@ class FederationSettings:
         An update that is longer than the round's median by more than this factor is left out, where there are three
         answers. The default is generous: honest updates differ in length about as their numbers of steps do. 0 for
         no limit.
+    secure
+        How answers are added up by secure aggregation; None where the server gets each. In a config it is a table of
+        its own, `[secure]`.
     """
 
     input_shape: Shape
@@ -66,6 +70,7 @@ class FederationSettings:
     most_samples: int = 2**31 - 1
     max_weight: float = 0.5
     max_norm_factor: float = 100.0
+    secure: Secure | None = None
 
     def __post_init__(self) -> None:
         shape = self.input_shape

@@ -9,6 +9,7 @@ RECORD = "record.jsonl"
 _HAPPENED = {
     "introduced": "told the operator who it is",
     "trained": "trained and answered",
+    "shared": "did its part in a secure sum",
     "evaluated": "was evaluated and answered",
     "refused": "refused",
     "joined": "joined",

@@ -22,6 +22,8 @@ from personafl.backends.flower.record_words import RECORD
 from personafl.errors import DataError
 from personafl.storage.chained_log import ChainedLog
 
+TEXT = "text"
+"""The value of an answer that has keys or shares of a secure sum."""
 METRICS = "columns"
 """The record of an answer that has metrics: a number each, and not the arrays that `outgoing` of a policy is about."""
 
@@ -86,8 +88,13 @@ def sent_in(answer: RecordDict) -> dict[str, Any]:
         elif isinstance(record, ArrayRecord):
             out |= _arrays(answer, name)
         elif name != "seal":
-            out[name] = dict(record)
+            # The keys and shares of a secure sum are secrets, or long; which they were can be proven.
+            out[name] = {key: _digest(value) if key == TEXT else value for key, value in record.items()}
     return out
+
+
+def _digest(value: object) -> str:
+    return sha256(str(value).encode()).hexdigest()
 
 
 def _arrays(answer: RecordDict, name: str) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class FlowerClients(Clients):
             privacy=None if self.privacy is None else self.privacy.table(),
             task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
             backbone=self._backbone,
+            secure=None if self.settings.secure is None else asdict(self.settings.secure),
         )
         # Weights that follow from the seed are made at the sites; others have to be sent.
         self._given = self.job.theta0 != self._seeded
@@ -159,8 +160,6 @@ class FlowerClients(Clients):
             good, steps = good[:0], {i: count for i, count in steps.items() if i not in ups}
         if not len(good) and dropped:  # not everybody's update failed: the run goes on
             dropped, steps = dropped | dict.fromkeys(steps, "its update is not finite"), {}
-        self.accepted[good] = round
-        active = np.array(sorted(steps), np.int64)
         uploads = Uploads(
             torch.from_numpy(good),
             torch.from_numpy(self.client_index.sizes["train"][good]),
@@ -168,13 +167,23 @@ class FlowerClients(Clients):
             self.algorithm.uplink,
             most=self.settings.max_weight,
         )
+        return self._taken(round, uploads, steps, each, uploads.bytes(), dropped)
+
+    def _taken(
+        self, round: int, uploads: Uploads, steps: dict[int, int], each: int, size: int, dropped: dict[int, str]
+    ) -> Answers:
+        """What became of a cohort; the answers in `uploads` count, others of those that took steps failed."""
+        good, active = uploads.ids.numpy(), np.array(sorted(steps), np.int64)
+        self.accepted[good] = round
+        taken = np.array([steps[i] for i in active], np.int64)
+        failed = np.setdiff1d(active, good)
         return Answers(
             uploads,
             active,
-            np.array([steps[i] for i in active], np.int64),
-            each * np.array([steps[i] for i in active], np.int64),
-            np.setdiff1d(active, good),
-            uploads.bytes(),
+            taken,
+            each * taken,
+            failed,
+            size,
             dict(sorted(dropped.items())),
             self._sizes.joined(),
             np.array([i for i, client in enumerate(self.client_index.ids) if self.nodes.revoked(client)], np.int64),

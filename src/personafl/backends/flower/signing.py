@@ -60,8 +60,7 @@ class OperatorSeal:
     def sign(self, content: RecordDict, kind: str, to: str, run: str) -> None:
         """Seal an order, which must not change afterwards."""
         said = {"kind": kind, "to": to, "run": run, "number": self._next()}
-        signature = self._key.sign(_statement(ORDER, content, said), ec.ECDSA(hashes.SHA384()))
-        content[SEAL] = ConfigRecord({**said, "signature": signature.hex()})
+        content[SEAL] = ConfigRecord({**said, "signature": signed(self._key, _statement(ORDER, content, said))})
 
     def check(self, answer: RecordDict, client: str, order: RecordDict) -> None:
         """Refuse an answer, or an introduction, that is not a site's own, or not to this order."""
@@ -129,8 +128,7 @@ class SiteSeal:
     def sign(self, answer: RecordDict, order: RecordDict) -> None:
         """Seal an answer to an order."""
         said = {"from": self._site, "order": values(order, SEAL, {"signature": str})["signature"]}
-        signature = self._key.sign(_statement(ANSWER, answer, said), ec.ECDSA(hashes.SHA384()))
-        answer[SEAL] = ConfigRecord({**said, "signature": signature.hex()})
+        answer[SEAL] = ConfigRecord({**said, "signature": signed(self._key, _statement(ANSWER, answer, said))})
 
     def _remember(self, run: str, number: int) -> None:
         """Before the order is followed: one that was given once is not followed twice, whatever happens then."""
@@ -182,8 +180,14 @@ def _read(path: Path, kind: type, load: Any) -> Any:
     return key
 
 
+def signed(key: ec.EllipticCurvePrivateKey, statement: bytes) -> str:
+    """A signature of a statement."""
+    made: bytes = key.sign(statement, ec.ECDSA(hashes.SHA384()))
+    return made.hex()
+
+
 def holds(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
-    """Whether a signature is of this key and statement."""
+    """Whether a signature is of this key and this statement."""
     try:
         key.verify(bytes.fromhex(signature), statement, ec.ECDSA(hashes.SHA384()))
     except (InvalidSignature, ValueError):

@@ -25,13 +25,22 @@ from personafl.backends.flower.job import (
     JobDescription,
     Layout,
     Order,
+    Together,
     fingerprint,
     layout_of,
     refuse_per_sample,
     upload_of,
 )
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
-from personafl.backends.flower.limits import SiteEngine, check_common, check_local, check_model, check_sent
+from personafl.backends.flower.limits import (
+    SiteEngine,
+    check_common,
+    check_local,
+    check_model,
+    check_sent,
+    check_together,
+    noise_that_counts,
+)  # fmt: skip
 from personafl.backends.flower.policy import check_order, check_rounds, check_upload, read_policy
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
@@ -46,6 +55,7 @@ from personafl.kernels.task import Task
 from personafl.settings import Local
 from personafl.states import State
 from personafl.training.clients import LocalClients
+from personafl.training.distributed_noise import NoiseShare
 from personafl.training.evaluation import Columns, ServerSnapshot
 from personafl.training.privacy import Privacy, SecureNoise
 from personafl.version import __version__
@@ -124,6 +134,7 @@ class Site:
             This site does not take part, or cannot. What it kept is as it was.
         """
         with torch_threads(self.settings.threads), torch.no_grad():
+            check_together(self.settings, order)
             clients, versions = self._clients(order)
             own, sent = clients.algorithm.new_client(clients.theta0, order.sent.one(0)), order.sent.one(0)
             agreed = upload_of(clients.algorithm, clients.local, own, sent)
@@ -188,16 +199,16 @@ class Site:
             )
         versions = StateHistory(here.states / job.run, here.id)
         privacy = job.make_privacy()
-        own_noise = privacy.own_noise if privacy else 0.0
+        own_noise = noise_that_counts(here, privacy, order.together)
         if here.least_noise > own_noise:
-            at_server = ", and noise at the server" if privacy is not None and privacy.noise_at == "server" else ""
+            at_server = " at the sites" if privacy is not None and privacy.noise_at == "server" else ""
             raise ConfigError(
-                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g} that it adds itself, "
-                f"this run has {own_noise:g}{at_server}"
+                f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
+                f"{own_noise:g}{at_server}"
             )
         if privacy is not None:
             refuse_per_sample(privacy)
-        clients = self._engine_clients(task, data, local, job, privacy)
+        clients = self._engine_clients(task, data, local, job, privacy, order.together)
         clients.start(job.prepare(algorithm, task, local), theta0)
         if self._own is None:
             check_sent(here, clients.algorithm, theta0, order.sent, evaluating)
@@ -209,14 +220,21 @@ class Site:
         return clients, versions
 
     def _engine_clients(
-        self, task: Task, data: Federation, local: Local, job: JobDescription, privacy: Privacy | None
+        self,
+        task: Task,
+        data: Federation,
+        local: Local,
+        job: JobDescription,
+        privacy: Privacy | None,
+        together: Together | None,
     ) -> LocalClients:
         threads = self.settings.threads
         if self._own is not None:
             return LocalClients(LoopEngine(task, data, local, job.seed, threads=threads), privacy=privacy)
         engine = SiteEngine(task, data, local, job.seed, threads=threads)
         engine.settings = self.settings
-        return LocalClients(engine, privacy=privacy, noise=SecureNoise())
+        share = SecureNoise() if together is None else NoiseShare(together.noise_sharers, together.weight)
+        return LocalClients(engine, privacy=privacy, noise=share)
 
     # --- the ledger ------------------------------------------------------------------------------------------
 
@@ -225,7 +243,8 @@ class Site:
         entry = Entry(job.run, order.round, what, clients.algorithm.name)
         if privacy is None:
             return entry
-        return replace(entry, clip=privacy.clip, noise=privacy.own_noise, delta=privacy.delta)
+        noise = noise_that_counts(self.settings, privacy, order.together)
+        return replace(entry, clip=privacy.clip, noise=noise, delta=privacy.delta)
 
     def _write_down(self, entry: Entry) -> None:
         """Before an answer leaves: another process may have answered since this one began."""

@@ -56,6 +56,9 @@ class SiteSettings:
     least_batch_size, least_steps, least_samples
         What training must have at the least for its answer to leave this site: samples in a batch, and no sample with
         more weight in the answer than 1 of so many; steps; different training samples.
+    least_together
+        Of how many sites' answers the sum must be at the least that the operator gets: above 1, this site's answer goes
+        out by secure aggregation only, in runs with `[secure]`.
     most_steps, most_parameters
         What this site does for a message at the most: steps, and parameters of a model.
     label, features, split
@@ -72,6 +75,9 @@ class SiteSettings:
     orders, key
         The operator's public key, without whose signature nothing is done; and this site's private key, which signs
         its answers. Both or neither.
+    members
+        The folder of all sites' public keys, NAME.pub each, by which this site knows them in secure aggregation. Left
+        out, the operator is trusted to pass on their keys.
     backbone
         A table: the frozen backbone that samples go through, with weights on this site's own disk, see
         `BackboneSettings`. A run says which hash they must have.
@@ -96,6 +102,7 @@ class SiteSettings:
     least_batch_size: int = 8
     least_steps: int = 1
     least_samples: int = 16
+    least_together: int = 1
     most_steps: int = 1_000_000
     most_parameters: int = 100_000_000
     label: str | None = None
@@ -106,6 +113,7 @@ class SiteSettings:
     threads: int = 1
     orders: str | None = None
     key: str | None = None
+    members: str | None = None
     backbone: BackboneSettings | None = None
     weights: str | None = None
     policy: str | None = None
@@ -119,7 +127,8 @@ class SiteSettings:
         check("least_noise", self.least_noise, self.least_noise >= 0, "at least 0")
         check("most_epsilon", self.most_epsilon, self.most_epsilon is None or self.most_epsilon > 0, "above 0")
         check("delta", self.delta, 0 < self.delta < 1, "in (0, 1)")
-        for key in ("least_batch_size", "least_steps", "least_samples", "most_steps", "most_parameters"):
+        limits = ("least_batch_size", "least_steps", "least_samples", "least_together", "most_steps", "most_parameters")
+        for key in limits:
             check(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
         for name in self.allow:
             check("allow", name, name in ALGORITHMS, f"among the algorithms: {', '.join(ALGORITHMS)}")
@@ -148,7 +157,7 @@ def read_site(path: Path) -> SiteSettings:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     folder = path.resolve().parent
-    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key", "weights")}
+    named = {name: getattr(settings, name) for name in ("data", "folder", "orders", "key", "members", "weights")}
     paths: dict[str, Any] = {
         name: str(folder / Path(value).expanduser()) for name, value in named.items() if value is not None
     }
