@@ -122,6 +122,14 @@ def test_rules_move_with_the_answers_and_do_not_mind_their_order(name):
     torch.testing.assert_close(rule(rows, 10 * weights), found)
 
 
+def test_answers_that_are_close_together_and_far_from_0_are_told_apart():
+    rows, weights = drawn(9, 5)
+    assert krum(rows + 1e8, 3, 4).tolist() == krum(rows, 3, 4).tolist()
+    torch.testing.assert_close(
+        geometric_median(rows + 1e8, weights) - 1e8, geometric_median(rows, weights), atol=1e-5, rtol=0
+    )
+
+
 def test_the_geometric_median_turns_with_the_answers():
     rows, weights = drawn(7, 4)
     turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
