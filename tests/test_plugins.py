@@ -315,7 +315,7 @@ def test_no_command_imports_what_a_run_folder_names(personafl, runs, trap, tmp_p
 def test_a_run_folder_without_tables_is_damaged(personafl, runs, trap, tmp_path):
     folder = poisoned(runs, tmp_path / "strange", algorithm=EVIL, model=EVIL, data=EVIL)
     for command in (("report",), ("gain",), ("export", "--all")):
-        assert_one_line(personafl(*command, folder), "algorithm is not a table")
+        assert_one_line(personafl(*command, folder), "run.toml is damaged: algorithm =")
     assert not trap.exists()
 
 

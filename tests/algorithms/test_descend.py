@@ -1,5 +1,7 @@
 """`ctx.descend`: torch's SGD, whether it is given a gradient or the step's `grad`."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def test_descend_is_sgd(given, pulled, momentum, weight_decay, lr):
     """On ½‖θ − target‖², with ½ 0.7 ‖θ − anchor‖² where there is an anchor."""
     one = torch.tensor(1)
     ctx = Context(1, 0.2, Local(lr=0.2, momentum=momentum, weight_decay=weight_decay), one, one, one, one)
-    grad = StepBatches(None, [None], lambda theta, *rest: theta - TARGET)  # type: ignore[arg-type, list-item]
+    grad = StepBatches(SimpleNamespace(per_sample=None), [None], lambda theta, *rest: theta - TARGET)  # type: ignore[arg-type, list-item]
     carry = {"theta": START.clone()}
     expected = START.clone().requires_grad_()
     optimizer = torch.optim.SGD([expected], lr or 0.2, momentum=momentum, weight_decay=weight_decay)

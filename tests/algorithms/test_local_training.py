@@ -1,6 +1,7 @@
 """A client alone is torch.optim on the same batches, whatever `[local]` asks for; and what algorithms take of it."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_selffl_takes_any_optimizer_where_its_steps_are_the_settings(tmp_path):
 
 
 def quadratic(A: torch.Tensor, z: torch.Tensor) -> StepBatches:
-    return StepBatches(None, [None], lambda theta, *rest: A @ (theta - z))  # type: ignore[arg-type, list-item]
+    return StepBatches(SimpleNamespace(per_sample=None), [None], lambda theta, *rest: A @ (theta - z))  # type: ignore[arg-type, list-item]
 
 
 A = torch.tensor([[2.0, 0.3, 0.0], [0.3, 1.0, 0.2], [0.0, 0.2, 3.0]])

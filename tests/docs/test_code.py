@@ -24,6 +24,7 @@ from torch import nn
 import personafl as pf
 from personafl.backends.flower.members import FederationSettings
 from personafl.backends.flower.policy import Policy
+from personafl.backends.flower.secure.settings import Secure
 from personafl.backends.flower.site_data import SiteSettings
 from personafl.config import for_method, parse
 from personafl.pretrained import PretrainedModel
@@ -248,6 +249,9 @@ def read(values: dict[str, Any]) -> str:
     if "federation" in values:
         checked(FederationSettings, "federation", values["federation"])
         return "federation.toml"
+    if values.keys() == {"secure"}:
+        checked(Secure, "secure", values["secure"])
+        return "federation.toml"
     if "id" in values:
         checked(SiteSettings, "", values)
         return "site.toml"
@@ -274,10 +278,10 @@ def test_the_configs_of_a_page_are_read(page):
 
 def test_the_page_of_the_sites_names_every_setting():
     """docs/flower.md shows site.toml and [federation] whole."""
-    federation, site = (tomllib.loads(block) for block in blocks("flower", "toml"))
-    assert read(federation) == "federation.toml" and read(site) == "site.toml"
+    federation, secure, site = (tomllib.loads(block) for block in blocks("flower", "toml"))
+    assert [read(block) for block in (federation, secure, site)] == ["federation.toml", "federation.toml", "site.toml"]
     text = PAGES["flower"] + PAGES["pretrained"]
-    for kind in (FederationSettings, SiteSettings):
+    for kind in (FederationSettings, Secure, SiteSettings):
         assert [field.name for field in fields(kind) if field.name not in text] == []
 
 

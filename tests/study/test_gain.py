@@ -112,13 +112,14 @@ def kept(folder, algorithm, right, n_val=20, **more):
     """A finished run of ten clients with so many right validation answers each."""
     files, ones = RunFolder(folder), np.ones(10)
     files.create({"seed": more.pop("seed", 0), "rounds": 1, "algorithm": {"name": algorithm},
-                  "resolved": {"fingerprint": more.pop("fingerprint", "f"), "classes": 4}})  # fmt: skip
+                  "resolved": {"fingerprint": more.pop("fingerprint", "f"), "classes": 4, "clients": 10,
+                               "loss": "cross-entropy", "parameters": 1}})  # fmt: skip
     right = np.broadcast_to(right, 10)
     columns = {"client": [f"c{m}" for m in range(10)], "round": [1] * 10, "n_train": [10] * 10, "n_val": [n_val] * 10,
-               "n_test": [20] * 10, "personal_correct": right, "personal_val_correct": right, "steps": [5] * 10,
-               "sigma2": ones, "gain": 5 * ones, "weight": ones, **more}  # fmt: skip
+               "n_test": [20] * 10, "personal_correct": right, "personal_val_correct": np.minimum(right, n_val),
+               "steps": [5] * 10, "sigma2": ones, "gain": 5 * ones, "weight": ones, **more}  # fmt: skip
     files.write_clients(1, pa.table(columns))
-    files.append("rounds.jsonl", {"round": 1, "bytes_up": 0, "bytes_down": 0})
+    files.append("rounds.jsonl", {"round": 1, "active": 10, "bytes_up": 0, "bytes_down": 0})
     files.merge_clients()
     files.write_models("personal", {"weight": torch.zeros(10, 1)}, {})
     return Run(folder)

@@ -27,8 +27,9 @@ def written(
     files.create(
         {
             "seed": seed,
+            "rounds": len(evaluations),
             "algorithm": {"name": algorithm, **settings},
-            "resolved": {"fingerprint": f"data-{seed}"},
+            "resolved": {"fingerprint": f"data-{seed}", "clients": len(n), "loss": "cross-entropy", "parameters": 1},
         }
     )
     empty = n == 0
@@ -37,6 +38,7 @@ def written(
             "client": pa.array([f"c{m}" for m in range(len(n))]),
             "round": pa.array([r] * len(n), pa.int32()),
             "n_train": pa.array(50 - 10 * np.arange(len(n)) % 50),
+            "n_val": pa.array(np.zeros_like(n)),
             "n_test": pa.array(n),
             "personal_correct": pa.array(correct, pa.int32(), mask=empty),
             "personal_loss": pa.array(np.arange(float(len(n))) + r, mask=empty),

@@ -31,14 +31,15 @@ def init(
 ) -> None:
     """Write a federation that is ready to start: app, config, scripts, certificates, keys.
 
-    operator/ stays here. For a rehearsal the sites' keys are made here too, in sites/. In
-    a real federation sites make their own (--by-request), and no private key travels.
+    operator/ stays here. For a rehearsal the sites' keys are made here too,
+    in sites/. In a real federation sites make their own (--by-request), and
+    no private key travels.
 
     Examples:
 
       personafl deploy init federation
 
-      personafl deploy init clinics --sites a,b --address fl.example.org:9092 --by-request
+      personafl deploy init clinics --address fl.example.org:9092 --by-request
     """
     from personafl.cli.console import out
 

@@ -29,8 +29,9 @@ def accept(
 ) -> None:
     """Take a site into a federation, also a running one, or renew its certificate.
 
-    Compare the key's fingerprint with what the site says by telephone. The archive
-    goes back to the site; it holds no private key. Then: operator/register-sites.sh NAME
+    Compare the key's fingerprint with what the site says by telephone. The
+    archive goes back to the site; it holds no private key. Then:
+    operator/register-sites.sh NAME
 
     Examples:
 
@@ -57,8 +58,8 @@ def revoke(
 ) -> None:
     """Take a site out of a federation, and of the run that is going on.
 
-    Its key counts no more at once, nginx and the SuperLink are told, and what the server
-    keeps of it is dropped before the next aggregation.
+    Its key counts no more at once, nginx and the SuperLink are told, and
+    what the server keeps of it is dropped before the next aggregation.
 
     Examples:
 
@@ -129,7 +130,8 @@ def deploy_check(folder: Folder, as_json: Json = False) -> None:
 def deploy_log(folder: Folder, as_json: Json = False) -> None:
     """What is on the operator's record: who was accepted, joined, answered, was refused or revoked.
 
-    A record that was changed or cut is an error that names the line. --json: JSON lines.
+    A record that was changed or cut is an error that names the line.
+    --json: JSON lines.
 
     Examples:
 
@@ -146,7 +148,8 @@ def site_log(
 ) -> None:
     """What is on this site's record: what ran, what was sent (names, sizes, norms, hashes), what was refused.
 
-    A record that was changed or cut is an error that names the line. --json: JSON lines.
+    A record that was changed or cut is an error that names the line.
+    --json: JSON lines.
 
     Examples:
 
@@ -174,8 +177,8 @@ def request(
 ) -> None:
     """Make this site's key, and a request to the operator: the key stays here.
 
-    Send NAME.request to the operator, and say the fingerprint by telephone. Unpack the
-    archive that comes back into the folder.
+    Send NAME.request to the operator, and say the fingerprint by telephone.
+    Unpack the archive that comes back into the folder.
 
     Examples:
 

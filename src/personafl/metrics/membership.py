@@ -112,8 +112,8 @@ def proven_epsilon(members: Floats, others: Floats, delta: float = 0.0, seed: in
 
     Examples
     --------
-    >>> round(proven_epsilon(np.arange(2000.0) + 5000, np.arange(2000.0)), 1)
-    5.6
+    >>> round(proven_epsilon(np.arange(2000.0) + 5000, np.arange(2000.0)), 1)  # log((1 − a)/a), a = 1 − 0.0125^(1/1000)
+    5.4
     """
     (chosen, left), (chosen_others, left_others) = _halves(members, seed), _halves(others, seed + 1)
     if not min(map(len, (chosen, left, chosen_others, left_others))):
@@ -146,11 +146,11 @@ def _halves(values: Floats, seed: int) -> tuple[Floats, Floats]:
 
 
 def _rates(members: Floats, others: Floats) -> tuple[Floats, Floats, Floats]:
-    """Every threshold, and the shares of members and others above it."""
+    """Thresholds half-way between neighbouring values, and the shares of members and others above each."""
     cuts = np.unique(np.concatenate([members, others]))
     hit = 1 - np.searchsorted(np.sort(members), cuts, side="right") / len(members)
     alarm = 1 - np.searchsorted(np.sort(others), cuts, side="right") / len(others)
-    return cuts, hit, alarm
+    return (cuts + np.append(cuts[1:], cuts[-1])) / 2, hit, alarm
 
 
 def _best_threshold(members: Floats, others: Floats) -> float:

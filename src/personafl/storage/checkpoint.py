@@ -72,19 +72,21 @@ def save(
 
 
 def server_state(found: Checkpoint, theta0: Tensor, like: State) -> State:
-    """What the server keeps, if it and the first weights have the names, types and shapes of `like` and `theta0`."""
+    """What the server keeps, if it has all of `like`, with its types and shapes; some of it may grow by rows."""
     wanted = {"theta0": theta0, **{f"server.{name}": value for name, value in like.items()}}
-    for name in sorted(wanted.keys() | found.tensors.keys()):
-        have, want = (
-            None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-            for tensor in (found.tensors.get(name), wanted.get(name))
-        )
-        if have != want:
+    for name, want in wanted.items():
+        have = found.tensors.get(name)
+        if have is None or (have.dtype, have.dim(), have.shape[1:]) != (want.dtype, want.dim(), want.shape[1:]):
             raise RunError(
                 f"the checkpoint of round {found.round} is of another model or algorithm: its {name} is "
-                f"{have or 'missing'}, expected {want or 'nothing'}"
+                f"{'missing' if have is None else _described(have)}, expected {_described(want)}"
             )
-    return {name: found.tensors[f"server.{name}"] for name in like}
+    server = {name: value for name, value in found.tensors.items() if name.startswith("server.")}
+    return {name.removeprefix("server."): value for name, value in server.items()}
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def prune(folder: Path, round: int, keep: int = 2) -> None:

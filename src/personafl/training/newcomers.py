@@ -96,9 +96,7 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
         How many clients that run had.
     """
     algorithm = algorithm.prepare(replace(LocalClients(engine).job_info, clients=clients))
-    with torch.device("meta"):  # shapes alone: the run says how many clients it has
-        like = algorithm.new_server(theta0 := engine.task.theta0.to("meta"), clients)
-    server = server_state(found, theta0, like)
+    server = server_state(found, engine.task.theta0, algorithm.new_server(engine.task.theta0, clients))
     models = []
     for k in range(len(engine.federation)):
         ids = np.array([k], np.int64)
