@@ -30,6 +30,7 @@ from personafl.training.clients import LocalClients
 from personafl.training.rounds import Origin, run_rounds
 
 SITES = ("north", "south", "west")
+ORIGIN = Origin(resolved={"clients": len(SITES), "fingerprint": "", "loss": "", "parameters": 1})
 SETTINGS = {
     "seed": 3, "rounds": 3, "eval_every": 0, "checkpoint_every": 1, "model": {"name": "mlp", "hidden": [16]},
     "local": {"steps": 10, "batch_size": 8, "lr": 0.05},
@@ -205,5 +206,5 @@ def in_one_process(
     clients = Watched(LoopEngine(task, data, config.local, config.seed, threads=1))
     place = RunFolder(folder)
     with place.lock():
-        run_rounds(place, clients, config.algorithm, Cohorts(**asdict(config.schedule)), Origin())
+        run_rounds(place, clients, config.algorithm, Cohorts(**asdict(config.schedule)), ORIGIN)
     return Run(folder, algorithm=config.algorithm, task=task), clients
