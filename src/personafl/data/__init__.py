@@ -15,12 +15,13 @@ from personafl.data.partitions import (
     Pathological,
     PowerLaw,
 )  # fmt: skip
-from personafl.data.sources import EMNIST, FMNIST, MNIST, SOURCES, Digits, Files
+from personafl.data.sources import EMNIST, FEMNIST, FMNIST, MNIST, SOURCES, Digits, Files
 from personafl.registry import old_spellings
 
 __all__ = [
-    "EMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits", "Dirichlet", "Files",
-    "Lognormal", "Natural", "Owned", "Partition", "Pathological", "PowerLaw", "Samples", "Source", "Structure", "build",
+    "EMNIST", "FEMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits", "Dirichlet",
+    "Files", "Lognormal", "Natural", "Owned", "Partition", "Pathological", "PowerLaw", "Samples", "Source", "Structure",
+    "build",
 ]  # fmt: skip
 
 _old_spelling = old_spellings(__name__, {"Emnist": "EMNIST", "Fmnist": "FMNIST", "Iid": "IID", "Mnist": "MNIST"})
