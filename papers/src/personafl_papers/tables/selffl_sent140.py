@@ -12,20 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from personafl.config import parse
-from personafl.engines import ENGINES
 from personafl.federation import Federation
-from personafl.federation.arrays import Split
-from personafl.registry import checked
 from personafl.runs.run import Run
-from personafl.settings import Local
 from personafl.study.plan import Plan
 from personafl_papers.tables.claims import Claim, above, every, near
-from personafl_papers.tables.measures import columns, over_rounds
+from personafl_papers.tables.measures import accuracy_on, columns, over_rounds
 from personafl_papers.tables.selffl_federations import ROWS
 from personafl_papers.tables.table import Found, Measured, Note, Part, Table, number, planned, with_settings
 
@@ -116,7 +110,7 @@ def measure(found: Found) -> Measured:
     every_run = {"Warm start": found.runs[WARM]["fedavg"]}
     every_run |= {row: found.runs[PART][method] for method, row in ROWS.items() if row in numbers[PART]}
     for row, runs in every_run.items():
-        trained = [accuracy(run, federations[seed], "train") for seed, run in runs.items()]
+        trained = [accuracy_on(run, federations[seed], "train") for seed, run in runs.items()]
         numbers[PART][row][TRAIN] = number(trained, 100)
     numbers[PART][MAJORITY] = {TEST: number([majority(each) for each in federations.values()], 100)}
     curves = {"warm start": over_rounds(found.runs[WARM], {"fedavg": "FedAvg"})}
@@ -126,19 +120,6 @@ def measure(found: Found) -> Measured:
 
 def federation(found: Found, seed: int) -> Federation:
     return parse({**config(found.quick, ROUNDS), "seed": seed}).federation()
-
-
-def accuracy(run: Run, federation: Federation, split: Split) -> float:
-    """Of the personalized models after the last round on their clients' data, weighted by samples.
-
-    Run folders have it for test and validation data only.
-    """
-    state = load_file(run.path / "models" / "personal.safetensors")
-    theta = torch.cat([state[name].flatten(1) for name in run.task.names], 1)
-    local = checked(Local, "local", run.manifest["local"])
-    engine = ENGINES["stacked"](run.task, federation, local, int(run.manifest["seed"]), threads=1)
-    hits = engine.evaluate(theta, np.arange(len(federation)), split)["correct"]
-    return float(hits.sum() / federation.sizes(split).sum())
 
 
 def majority(federation: Federation) -> float:
