@@ -70,6 +70,7 @@ AWAITED: set[str] = set()  # algorithms whose oracles, and so whose mutations, a
 
 SLOPE = "(alpha - ctx.lr * torch"
 KEPT = 'return {"theta": y}, {"theta": y}'
+FORWARD = "imitated = -(soft * F.log_softmax(outputs"
 WEIGHTED = 'return {"theta": Mean(weights=self.weights, relative_to="theta")}'
 
 MUTATIONS: list[Mutation] = [
@@ -507,22 +508,40 @@ MUTATIONS: list[Mutation] = [
     ),
     *_of(
         "persfl", "persfl",
-        ("teacher: the worst round", '= ctx.validation(candidate)["loss"]', '= -ctx.validation(candidate)["loss"]'),
+        ("teacher: the worst round", 'loss, better = found["loss"]', 'loss, better = -found["loss"]'),
         ("teacher: frozen", '"teacher": torch.where(better, candidate, kept["teacher"])', '"teacher": kept["teacher"]'),
-        ("distillation: entropy added, not subtracted", "by_entropy - imitation", "by_entropy + imitation"),
-        ("distillation: T² dropped", "imitation * temperature**2 * imitated", "imitation * imitated"),
+        ("teacher: the earlier of two that tie", 'return found["loss"] <= loss', 'return found["loss"] < loss'),
+        ("teacher: the later of two that tie", '(found["loss"] < loss)', '(found["loss"] <= loss)'),
+        ("teacher: the first where nothing was measured", " | _nothing_measured(found)", ""),
         ("choice: the worst of the grid", "torch.argmax(up", "torch.argmin(up"),
         ("ties: to the larger values", '.double() - handicap', '.double() + handicap'),
         ("student: starts from the last model", '"student": chosen["teacher"]', '"student": sent["theta"]'),
         ("newcomer: the last model always", '("theta", "history")', '("theta",)'),
+        ("direction: not asked for", "self.stage1.divergence, self.stage1.direction",
+         'self.stage1.divergence, "forward"'),
+        ("grid: reported in another order", "scores[k] for k", "scores[-1 - k] for k"),
+        ("grid: 0 where nothing was measured", "torch.where(_nothing_measured(found), torch.nan, ",
+         "torch.where(_nothing_measured(found), 0.0, "),
+    ),
+    *_of(
+        "persfl", "distillation",
+        ("distillation: entropy added, not subtracted", "by_entropy - imitation", "by_entropy + imitation"),
+        ("distillation: T² dropped", "imitation * temperature**2 * entropy", "imitation * entropy"),
+        ("reverse: entropy subtracted, not added", "by_entropy + imitation", "by_entropy - imitation"),
+        ("reverse: entropy of the teacher", "said = F.log_softmax(outputs", "said = F.log_softmax(teacher"),
+        ("reverse: forward in its place", '("kl", "reverse"): reverse_distillation', '("kl", "reverse"): distillation'),
+    ),
+    *_of(
+        "persfl-gd", "distillation",
+        ("imitation: sign flipped", FORWARD, FORWARD.replace("imitated = -", "imitated = ")),
+        ("imitation: dropped", FORWARD, FORWARD.replace("imitated = -", "imitated = 0 * ")),
+        ("teacher's probabilities: those of the student", "soft = F.softmax(teacher / temperature, -1)\n    imitated",
+         "soft = F.softmax(outputs / temperature, -1)\n    imitated"),
+        ("reverse: probabilities of the teacher", "soft = F.softmax(outputs", "soft = F.softmax(teacher"),
     ),
     *_of(
         "persfl-gd", "persfl",
-        ("imitation: sign flipped", "+ imitation * temperature**2 * imit", "- imitation * temperature**2 * imit"),
-        ("imitation: dropped", " + imitation * temperature**2 * imitated", ""),
         ("student: frozen", 'ctx.descend(carry, "student", slope)', "pass"),
-        ("teacher's probabilities: those of the student", "soft = F.softmax(teacher / temperature, -1)\n    imitated",
-         "soft = F.softmax(outputs / temperature, -1)\n    imitated"),
     ),
     *_of(
         "selffl", "selffl",
