@@ -53,6 +53,7 @@ TABLES: dict[str, Table] = {
     "selffl-fig3": selffl_fig3.TABLE,
     "selffl-augmented": selffl_augmented.TABLE,
     "selffl-writers": selffl_writers.WRITERS,
+    "selffl-generator": selffl_writers.GENERATOR,
     "selffl-letters": selffl_writers.LETTERS,
     "selffl-synthetic": selffl_synthetic_table.TABLE,
     "selffl-sent140": selffl_sent140.TABLE,

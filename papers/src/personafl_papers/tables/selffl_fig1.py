@@ -45,7 +45,7 @@ LONGER = {
     "perfedavg-40": "Per-FedAvg, 40 steps",
 }
 EVERY = {**ROWS, **LONGER}
-FEDERATIONS = ("mnist", "femnist", "femnist-3")
+FEDERATIONS = ("mnist", "femnist")
 FORTY = {
     "Ditto, 40 steps": {"accuracy": 71.33},
     "pFedMe, 40 steps": {"accuracy": 68.87},
@@ -161,7 +161,7 @@ TABLE = Table(
     parts={
         key: part
         for name, place, forty in (
-            ("mnist", "Figure 1a", {}), ("femnist", "section 4.2", FORTY), ("femnist-3", "section 4.2", FORTY)
+            ("mnist", "Figure 1a", {}), ("femnist", "section 4.2", FORTY)
         )
         for key, part in {
             name: Part(f"{TITLES[name]}; all settings searched", place, forty, OTHER_DATA[name]),
@@ -174,7 +174,6 @@ TABLE = Table(
     claims=(
         *claims("mnist"),
         *claims("femnist"),
-        *claims("femnist-3", should_hold=False),
         *(claim for part in FEDERATIONS for claim in claims(part, "Self-FL, smoothing 1", ONE, False)),
         *(claim for federation in FEDERATIONS for claim in printed_claims(federation)),
     ),

@@ -26,7 +26,7 @@ EDGES = np.linspace(0, 100, 21)
 SHARE = "clients better off minus worse off"
 
 
-FEDERATIONS = ("mnist", "femnist", "femnist-3")
+FEDERATIONS = ("mnist", "femnist")
 
 
 def first(found: Found) -> Sequence[tuple[str, SearchPlan]]:
@@ -107,7 +107,6 @@ TABLE = Table(
             for part in FEDERATIONS
             for claim in claims(part, "Self-FL, smoothing 1", ", with smoothing 1 (not the paper's),", False)
         ),
-        *claims("femnist-3", should_hold=False),
     ),
     notes=(
         Note(
