@@ -49,8 +49,10 @@ from personafl_papers.tables.table import Found, Table
 TABLES: dict[str, Table] = {
     "selffl-table1": selffl_table1.TABLE,
     "selffl-fig1": selffl_fig1.TABLE,
+    "selffl-fig1-femnist": selffl_fig1.FEMNIST,
     "selffl-fig2": selffl_fig2.TABLE,
     "selffl-fig3": selffl_fig3.TABLE,
+    "selffl-fig3-femnist": selffl_fig3.FEMNIST,
     "selffl-augmented": selffl_augmented.TABLE,
     "selffl-writers": selffl_writers.WRITERS,
     "selffl-generator": selffl_writers.GENERATOR,

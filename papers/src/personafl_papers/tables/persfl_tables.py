@@ -1,8 +1,8 @@
 """PersFL, Tables 6.2 to 6.8: MNIST and CIFAR-10, four divisions of the data over ten users, seven methods.
 
 The thesis gives users, divisions, shares (60/20/20), models and rounds (Table 6.7: of other numbers for each method),
-and no learning rate, batch size or number of local steps; its models are "similar to those in pFedMe for conformity", so
-we take pFedMe's 20 steps of batches of 20. Distillation has ten epochs.
+and no learning rate, batch size or number of local steps; its models are "similar to those in pFedMe for conformity",
+so we take pFedMe's 20 steps of batches of 20. Distillation has ten epochs.
 
 Two parts for each division. *Equal rounds*: all methods have as many rounds; PersFL's users then train ten epochs more,
 so that nothing is decided by it. *Equal steps*: the others have so many more rounds that a user takes as many local
@@ -77,7 +77,7 @@ STUDENT_ROUNDS = {
     "mnist": {"ds1": 105, "ds2": 105, "ds3": 105, "ds4": 12},
     "cifar10": {"ds1": 90, "ds2": 90, "ds3": 90, "ds4": 5},
 }
-"""The steps of ten epochs in rounds of 20 steps, mean over users: the others have so many more where steps are equal."""
+"""The steps of ten epochs in rounds of 20 steps, mean over users: others have so many more where steps are equal."""
 
 SEEDS = {"mnist": 5, "cifar10": 3}
 FEWER = {"cifar10": ("persfl-last", 2), "mnist": ("persfl-gd", 1)}
@@ -302,7 +302,7 @@ def fairness(split: str) -> list[Claim]:
 
 
 TABLE = Table(
-    about="Ten users, four divisions, at equal rounds and at equal steps: accuracy, spread, teachers, λ, T, improvement",
+    about="Ten users, four divisions, equal rounds and equal steps: accuracy, spread, teachers, λ, T, improvement",
     paper="PersFL (Divi, thesis, Purdue 2021), Tables 6.2 to 6.8",
     cost="COST_PERSFL",
     data=("mnist",),
