@@ -120,5 +120,5 @@ def table(federation: str, data: str, cost: str) -> Table:
     )  # fmt: skip
 
 
-TABLE = table("mnist", "mnist", "COST_FIG3")
-FEMNIST = table("femnist", "emnist", "COST_FIG3F")
+TABLE = table("mnist", "mnist", "30 minutes (estimated), none after selffl-fig1")
+FEMNIST = table("femnist", "emnist", "none after selffl-table1")

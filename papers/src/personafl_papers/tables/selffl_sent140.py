@@ -152,7 +152,7 @@ SLOW = ("Ditto", "pFedMe", "Per-FedAvg")
 TABLE = Table(
     about="Sentiment of tweets by user: 200 rounds of FedAvg as a warm start, then each method from there",
     paper="Self-FL preprint, appendix E.3, Figures 7 and 8",
-    cost="COST_SENT140",
+    cost="60 minutes (estimated)",
     data=("sent140",),
     parts={
         PART: Part(

@@ -143,7 +143,7 @@ MANY = (0.5, 0.8, 1.0)
 TABLE = Table(
     about="Errors in the two-level Gaussian model: Self-FL, Algorithm 2 and the baselines against the activity rate",
     paper="Self-FL preprint, appendices E.1 and E.2, Figures 3, 4 and 5",
-    cost="COST_SYNTHETIC",
+    cost="one minute",
     parts={
         f"case {case}, {which}": Part(
             f"case {case} ({about}): error of the {MEASURES[which]} × 1,000", f"Figure {case + 2}"
