@@ -158,8 +158,8 @@ TABLE = Table(
             "unstated choice",
             "Threshold, learning rates, steps, rounds, λ and α are not published. Here: one threshold, where the "
             f"pooled model has as many false alarms as misses; η, λ and α by search, {TRIES} tries for each method "
-            f"with the first seed; 20 steps (Self-FL at most 40), {ROUNDS} rounds. The pooled model is trained until its "
-            "validation accuracy does not rise in 500 steps; all methods begin with it.",
+            f"with the first seed; 20 steps (Self-FL at most 40), {ROUNDS} rounds. The pooled model is trained until "
+            "its validation accuracy does not rise in 500 steps; all methods begin with it.",
             "Section 4.3 and the preprint's give a batch size of 500 and nothing else.",
         ),
         Note(
