@@ -298,3 +298,24 @@ def test_a_second_load_reads_the_cache(folder):
     os.utime(folder / "gzip.zip", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert_pool(EMNIST("mnist").load(0), images, labels)
     assert build(EMNIST("mnist"), IID(3)).classes == 10
+
+
+def test_the_packed_test_images_of_byclass_are_taken_where_nothing_else_is(folder):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (70, 28, 28), np.uint8), rng.permutation(70).astype(np.uint8) % 62
+    np.savez(folder / "emnist_byclass_test.npz", x=x, y=y, mapping=np.arange(62, dtype=np.uint8))
+    assert_pool(EMNIST().load(0), x, y)  # upright as it is
+    kept = np.isin(y, [36, 38])
+    some = EMNIST(classes="ca").load(0)
+    assert_pool(some, x[kept], np.where(y[kept] == 36, 1, 0))
+    with pytest.raises(DataError, match="gzip.zip"):
+        EMNIST("balanced").load(0)
+    images, labels, files = small("byclass")
+    write_zip(folder / "gzip.zip", files)
+    assert_pool(EMNIST().load(0), images, labels)
+
+
+def test_packed_images_with_a_label_too_many_are_refused(folder):
+    np.savez(folder / "emnist_byclass_test.npz", x=np.zeros((2, 28, 28), np.uint8), y=np.array([0, 62], np.uint8))
+    with pytest.raises(DataError, match="label 62 of sample 1 must be in 0 to 61"):
+        EMNIST().load(0)

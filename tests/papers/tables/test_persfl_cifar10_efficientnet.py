@@ -71,12 +71,12 @@ def test_users_and_splits_are_those_from_scratch(folder):
 def test_a_small_run_has_a_row_for_each_method(folder, tmp_path, monkeypatch):
     few = ("fedavg-global", "persfl")
     monkeypatch.setattr(table, "METHODS", {name: table.METHODS[name] for name in few})
-    monkeypatch.setattr(table, "GRID", {few[0]: {"local.lr": [0.05, 0.2]}})
     monkeypatch.setattr(table, "SEEDS", 1)
     found = Found(quick=True)
     run_stages(table.TABLE.stages, found, tmp_path / "runs", in_process)
     assert not found.failures
-    [run] = found.runs["search cifar10, EfficientNet"][few[0]].values()
+    assert set(found.searches["search cifar10, EfficientNet"]) == {few[0]}
+    run = next(iter(found.runs["cifar10 ds1"][few[0]].values()))
     assert run.manifest["backbone"]["sha256"] and run.manifest["model"]["name"] == "mclr"
     numbers = table.measure(found).numbers["cifar10 ds1"]
     assert set(numbers) == {table.ROWS[name] for name in few}
