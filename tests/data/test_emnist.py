@@ -308,7 +308,7 @@ def test_the_packed_test_images_of_byclass_are_taken_where_nothing_else_is(folde
     kept = np.isin(y, [36, 38])
     some = EMNIST(classes="ca").load(0)
     assert_pool(some, x[kept], np.where(y[kept] == 36, 1, 0))
-    with pytest.raises(DataError, match="gzip.zip"):
+    with pytest.raises(DataError, match=r"gzip\.zip"):
         EMNIST("balanced").load(0)
     images, labels, files = small("byclass")
     write_zip(folder / "gzip.zip", files)

@@ -41,7 +41,7 @@ def test_clients_are_the_writers_that_are_there_in_full(folder):
 
 
 def test_what_is_wrong_is_one_line(folder):
-    with pytest.raises(DataError, match="put femnist_writers.npz"):
+    with pytest.raises(DataError, match=r"put femnist_writers\.npz"):
         FEMNIST().load(0)
     save(folder, writer=WRITER + np.uint16(1))
     with pytest.raises(DataError, match="of one of the 3 writers"):

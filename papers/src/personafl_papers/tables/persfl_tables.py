@@ -63,7 +63,7 @@ AXES: dict[str, Axes] = {
     "separate": FINE,
     FEDAVG: FINE,
     "fedper": FINE,
-    "pfedme": (geometric("local.lr", 0.001, 0.1, 0.03), geometric("algorithm.personal_lr", 0.003, 1.0, 0.1)),
+    "pfedme": (geometric("local.lr", 0.001, 0.1, 0.03), geometric("algorithm.personal_lr", 0.001, 0.1, 0.1)),
     "perfedavg": (geometric("local.lr", 0.003, 1.0, 0.1), geometric("algorithm.alpha", 0.001, 1.0, 0.03)),
 }
 TRIES = 8

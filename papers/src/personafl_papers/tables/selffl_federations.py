@@ -52,10 +52,10 @@ AXES: dict[str, Axes] = {
     "selffl": (RATE, LIMIT),
     "fedavg": (geometric("local.lr", 0.002, 5.0, 0.1, per_decade=3),),
     "ditto": (RATE, Axis("algorithm.lam", (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10), 0.1)),
-    "pfedme": (geometric("local.lr", 0.001, 0.1, 0.03), geometric("algorithm.personal_lr", 0.003, 1.0, 0.1)),
+    "pfedme": (geometric("local.lr", 0.001, 0.1, 0.03), geometric("algorithm.personal_lr", 0.003, 0.1, 0.1)),
     "perfedavg": (RATE, geometric("algorithm.alpha", 0.001, 1.0, 0.03)),
 }
-"""pFedMe's η ends at 0.1: with λ = 15, ηλ must be below 2, or w_i overshoots θ ever more."""
+"""pFedMe's η and η_p end at 0.1: times λ = 15 they must be below 2, or steps overshoot ever more."""
 TRIES = 12
 """For each method; fixed before anything was run."""
 

@@ -51,7 +51,7 @@ AXES: dict[str, Axes] = {
     "selffl": FINE,
     "fedavg": FINE,
     "ditto": (RATE, Axis("algorithm.lam", (0, 0.01, 0.03, 0.1, 0.3, 1, 3), 0.3)),
-    "pfedme": (geometric("local.lr", 0.003, 0.3, 0.1), geometric("algorithm.personal_lr", 0.003, 1.0, 0.1)),
+    "pfedme": (geometric("local.lr", 0.003, 0.3, 0.1), geometric("algorithm.personal_lr", 0.003, 0.3, 0.1)),
     "perfedavg": (RATE, geometric("algorithm.alpha", 0.003, 1.0, 0.1)),
 }
 """Self-FL has no ℓ_max here, as it takes the same 2 epochs; pFedMe's η is bounded by ηλ < 2 with λ = 5."""

@@ -46,7 +46,7 @@ FINE = (geometric("local.lr", 0.01, 10.0, 0.5, per_decade=3),)
 AXES: dict[str, Axes] = {
     **{name: FINE for name in ROWS},
     "ditto": (RATE, Axis("algorithm.lam", (0, 0.01, 0.03, 0.1, 0.3, 1, 3), 0.3)),
-    "pfedme": (geometric("local.lr", 0.003, 0.3, 0.1), geometric("algorithm.personal_lr", 0.003, 1.0, 0.1)),
+    "pfedme": (geometric("local.lr", 0.003, 0.3, 0.1), geometric("algorithm.personal_lr", 0.003, 0.3, 0.1)),
     "perfedavg": (RATE, geometric("algorithm.alpha", 0.003, 1.0, 0.1)),
     "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8), 0.5)),
     "heurfedamp": (RATE, Axis("algorithm.contrast", (0.25, 0.5, 1, 2, 4, 8), 1)),

@@ -64,8 +64,8 @@ def axes(rate: float) -> dict[str, Axes]:
     fine = (geometric("local.lr", rate / 100, rate * 100, rate, per_decade=3),)
     ditto = (coarse, Axis("algorithm.lam", (0, 0.01, 0.03, 0.1, 0.3, 1, 3, 10), 1))
     perfedavg = (coarse, geometric("algorithm.alpha", 1e-4, 1.0, 0.01))
-    found: dict[str, Axes] = dict.fromkeys(METHODS, fine)
-    return {**found, "ditto-w": ditto, "ditto-e": ditto, "perfedavg": perfedavg}
+    own: dict[str, Axes] = {"ditto-w": ditto, "ditto-e": ditto, "perfedavg": perfedavg}
+    return {method: own.get(method, fine) for method in METHODS}
 
 
 def methods(quick: bool, of: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
