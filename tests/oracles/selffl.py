@@ -65,7 +65,8 @@ class ByHand:
         self.sigma0_2 = spread if self.variance == "sum" else spread / len(x)  # (14)
         w = self.weights(list(new)) if "weights" in self.use else np.ones(len(x))
         share = len(x) / len(self.history) if self.smoothing == "activity" else self.smoothing
-        self.theta = (1 - share) * self.theta + share * (w @ x / (w.sum() + self.prior))  # (11)
+        some = any(self.sigma2(m) is not None for m in new)
+        self.theta = (1 - share) * self.theta + share * (w @ x / (w.sum() + self.prior * some))  # (11)
 
     def weights(self, clients: list[int]) -> Array:
         """w of these clients; a variance that is not known is the median of those among them that are."""

@@ -220,7 +220,8 @@ class SelfFL(SendsForEvaluation, BySums, Clusters, Options, Algorithm):
         else:
             estimate, mass = self._aggregate_clusters(new, uploads, weights, sigma2)
         share = self._share(server["theta"], estimate, uploads, weights, clients)
-        new["theta"] = torch.lerp(server["theta"], self._shrunk(estimate, mass, server), share)
+        estimate = self._shrunk(estimate, mass, (reported >= 0).any(), server)
+        new["theta"] = torch.lerp(server["theta"], estimate, share)
         return new
 
     def _filled(self, sigma2: Tensor) -> Tensor:

@@ -14,8 +14,8 @@
   square of the samples' gradients in parameter j, at the model that the client sends. Parameters of which the data say
   nothing have F_j = 0; `damping`, a precision, keeps their variance finite. Known from the first activation on.
 - `prior` = 1/τ²: θ_0 ~ N(θ^0, τ²) in the place of the flat prior, which "can be replaced with any other" (2.1). It is
-  one more that knows of θ_0: S_m + 1/τ² takes the place of S_m everywhere, and θ^0 counts in (11) with the weight 1/τ².
-  θ^0 is the initial model, or that after `warm_rounds`.
+  one more that knows of θ_0: S_m + 1/τ² takes the place of S_m everywhere, and θ^0 counts in (11) with the weight 1/τ²,
+  once some σ_m² is known. θ^0 is the initial model, or that after `warm_rounds`.
 """
 
 from __future__ import annotations
@@ -74,13 +74,12 @@ class Options:
         sigma2 = fisher_variance(ctx.training.squares(theta), ctx.samples, self.damping)
         return new | {"sigma2": torch.where(counts, sigma2, new["sigma2"])}
 
-    def _shrunk(self, estimate: Tensor, mass: Tensor, server: State) -> Tensor:
-        """θ̂, drawn to θ^0 as the prior has it; `mass` is Σ w_m."""
-        return (
-            torch.lerp(estimate, server["prior"], (self.prior / (mass + self.prior)).float())
-            if self.prior
-            else estimate
-        )
+    def _shrunk(self, estimate: Tensor, mass: Tensor, known: Tensor, server: State) -> Tensor:
+        """θ̂, drawn to θ^0 as the prior has it. `mass` is Σ w_m, and has no scale before some σ_m² is `known`."""
+        if not self.prior:
+            return estimate
+        share = torch.where(known, self.prior / (mass + self.prior), 0.0)
+        return torch.lerp(estimate, server["prior"], share.float())
 
     def _prior_at(self, theta: Tensor) -> State:
         """What the server keeps of the prior."""

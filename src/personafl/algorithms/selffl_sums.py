@@ -37,7 +37,7 @@ class BySums(TwoSums):
     smoothing: float | str
     prior: float
     _prior_at: Callable[[Tensor], State]
-    _shrunk: Callable[[Tensor, Tensor, State], Tensor]
+    _shrunk: Callable[[Tensor, Tensor, Tensor, State], Tensor]
 
     def _new_total(self, theta0: Tensor, clients: int) -> State:
         """What the server keeps: the total of the weights, and who is in it."""
@@ -72,7 +72,7 @@ class BySums(TwoSums):
         counted = torch.zeros_like(server["counted"]).index_fill(0, uploads.ids.to(server["counted"].device), 1.0)
         share = len(uploads) / len(counted) if self.smoothing == "activity" else float(self.smoothing)
         mass = sums["weight"] / (told["sigma0_2"] + FLOOR)
-        aim = self._shrunk(estimate(server["theta"], sums), mass, server)
+        aim = self._shrunk(estimate(server["theta"], sums), mass, sums["known"] > 0, server)
         return {
             **server,
             "theta": torch.lerp(server["theta"], aim, share),
