@@ -54,7 +54,7 @@ from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient,
 from personafl.algorithms.extras import SendsForEvaluation
 from personafl.algorithms.search_spaces import searched_among
 from personafl.algorithms.selffl_clusters import Clusters
-from personafl.algorithms.selffl_options import FEW_SAMPLES, Options, rate_asked, steps_asked
+from personafl.algorithms.selffl_options import NO_BOUND, Options, rate_asked, steps_asked
 from personafl.algorithms.selffl_sums import FLOOR, BySums
 from personafl.settings import check
 from personafl.states import State
@@ -147,7 +147,7 @@ class SelfFL(SendsForEvaluation, BySums, Clusters, Options, Algorithm):
                 why="the server weighs each model by its σ_m²",
                 # A model that stays within the clip C of what it was sent has a variance over rounds of at most C².
                 within=1.0 if by_rounds else None,
-                unprotected="" if by_rounds else FEW_SAMPLES,
+                unprotected="" if by_rounds else NO_BOUND,
                 averaged=True,  # a weight, which is at most 1/σ0² whatever σ_m² a client claims
             ),
         }

@@ -27,7 +27,7 @@ from personafl.algorithms.base import Context, Gradient, JobInfo
 from personafl.settings import check
 from personafl.states import State
 
-FEW_SAMPLES = "σ_m² by Fisher information has no bound, and clipping would change what it says"
+NO_BOUND = "σ_m² by Fisher information has no bound, and clipping would change what it says"
 
 
 class Options:
