@@ -524,7 +524,7 @@ MUTATIONS: list[Mutation] = [
         ("sums: of full batches", "grad(theta) * grad.count()", "grad(theta)"),
         ("rate: for one step", "/ steps.clamp(min=1)", ""),
         ("rate: batch size dropped", "-batch_size * sigma2 * torch.expm1", "-sigma2 * torch.expm1"),
-        ("ℓ: of the mean loss", "-torch.log1p(-rate.clamp", "torch.log1p(rate.clamp"),
+        ("ℓ: below 0", "-torch.log1p(-rate.clamp", "torch.log1p(rate.clamp"),
         ("ℓ: 1 for a step to the optimum", "torch.where(rate < 1, asked, 0.0)", "torch.where(rate < 1, asked, 1.0)"),
         ("information: of one sample", "samples * squares.double()", "squares.double()"),
         ("damping: dropped", "squares.double() + damping", "squares.double() + 1e-9"),

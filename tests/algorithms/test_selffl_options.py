@@ -142,6 +142,12 @@ def test_the_report_has_the_steps_before_they_are_limited(tmp_path, algorithm):
     np.testing.assert_allclose(reported(runner)["asked_steps"], ideal, rtol=1e-5)
 
 
+@pytest.mark.parametrize("lr, asked", [(0.05, np.log(0.6) / np.log(0.9)), (0.5, 0.0), (5.0, 0.0)])
+def test_a_step_to_the_optimum_or_beyond_asks_for_none(lr, asked):
+    """σ_m² = .5 and S = 3: three fifths of the start are to be kept, and a step keeps 1 − 2η."""
+    assert float(SelfFL().asked(handmade(0.5), message(0.2, 3.0), context(lr))) == pytest.approx(asked)
+
+
 def test_the_report_has_none_while_8_has_no_answer(tmp_path):
     """Not before a client knows its variance, and not where there are no others."""
     runner = train(quadratics(8), SelfFL(), tmp_path, 4, LR, STEPS, activity=0.5)
