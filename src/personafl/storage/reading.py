@@ -68,11 +68,11 @@ def read_json(path: Path, kind: Any) -> Any:
     return parsed(content(path), kind, path)
 
 
-def parsed(text: bytes | str, kind: Any, path: Path, what: str = "") -> Any:
-    """The same of a text that is in a file, of which `what` says where."""
+def parsed(text: bytes | str, kind: Any, path: Path) -> Any:
+    """The same of a text that is in a file."""
     with problems(path):
         found = _shallow(json.loads(text))
-    return checked(found, kind, path, what)
+    return checked(found, kind, path)
 
 
 def read_lines(path: Path, kind: Any, text: bytes) -> list[dict[str, Any]]:
