@@ -21,15 +21,6 @@ SIZES = {"train": 70, "test": 35}
 COUNTS = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty data directory, and an empty cache beside it."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "data"
-
-
 def idx(array):
     """An idx file, byte for byte: two zeros, the type, the number of dimensions, big-endian sizes, the values."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()

@@ -51,6 +51,7 @@ from personafl.algorithms.message_passing import MessagePassing, with_own
 from personafl.algorithms.search_spaces import searched
 from personafl.algorithms.training_loss import TrainingLoss
 from personafl.errors import ConfigError
+from personafl.registry import later
 from personafl.settings import check
 from personafl.states import State
 
@@ -73,15 +74,15 @@ class FedAMP(MessagePassing):
     """What α_k is multiplied by, every `alpha_decay_every` rounds."""
     alpha_decay_every: int = 30
     """After how many rounds `alpha_decay` counts again."""
-    alpha_schedule: Literal["decay", "root", "harmonic"] = "decay"
+    alpha_schedule: Literal["decay", "root", "harmonic"] = later("decay")
     """α_k: as above; λ/√K, as in the theorems of convergence, with `horizon` for K; or λ/k in round k."""
-    horizon: int | None = None
+    horizon: int | None = later(None)
     """K of the root schedule: how many rounds the run has."""
-    attention: Attention = "exp"
+    attention: Attention = later("exp")
     """A: the negative exponential function, SCAD, or MCP."""
-    concavity: float = 3.7
+    concavity: float = later(3.7)
     """a of SCAD and MCP: beyond a·σ models do not attend to each other. 3.7 is SCAD's usual value."""
-    objective: bool = False
+    objective: bool = later(False)
     """Whether evaluations report the objective G: each client's training loss, and the sum of A over pairs."""
 
     about = About(

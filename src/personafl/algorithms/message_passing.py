@@ -12,6 +12,7 @@ from personafl.algorithms.base import Algorithm, Context, Each, Gradient, JobInf
 from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
 from personafl.algorithms.search_spaces import searched
 from personafl.algorithms.starts import several_starts
+from personafl.registry import later
 from personafl.states import State
 
 REPORTED = 2_000
@@ -24,9 +25,9 @@ class MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
 
     pull: float = searched(0.1, 0.003, 1.0)
     """λ/α_k: how strongly a client's model is pulled towards its u_i, where `lam` is left out."""
-    starts: Literal["common", "random"] = "common"
+    starts: Literal["common", "random"] = later("common")
     """Whether all clients' models start from the run's initial weights, or each from weights of its own."""
-    personalized: Literal["w", "u"] = "w"
+    personalized: Literal["w", "u"] = later("w")
     """Which is the personalized model: w_i, or the u_i that a client got in its last round."""
 
     # The sizes of the pieces of the vector, for random starts: set by `prepare`.

@@ -38,6 +38,7 @@ from personafl.algorithms.distillation import OBJECTIVES, Direction, Divergence
 from personafl.algorithms.extras import SideBySide, Welcomes
 from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
+from personafl.registry import later
 from personafl.settings import check
 from personafl.states import State
 
@@ -56,11 +57,11 @@ class PersFL(Welcomes, FedAvg):
     """The global model of a client's lowest validation loss, or the last."""
     keep_models: bool = False
     """Whether the server keeps the global models of all rounds, for newcomers to choose from."""
-    direction: Direction = "forward"
+    direction: Direction = later("forward")
     """D is that of the teacher to the student, as in Algorithm 1, or the reverse, as in equation (4.2)."""
-    ties: Literal["later", "earlier"] = "later"
+    ties: Literal["later", "earlier"] = later("later")
     """Which of two global models of the same validation loss is the teacher; Algorithm 1 has the earlier."""
-    report_grid: bool = False
+    report_grid: bool = later(False)
     """Whether the validation accuracy with every (λ, T) is reported, as `grid_λ_T` in clients.parquet."""
 
     about = About(

@@ -3,8 +3,8 @@
 E.5 (Figure 9): MNIST with C = 0.02, otherwise as in Figure 1, with what was searched there with C = 0.1: for Self-FL
 with the paper's smoothing for all its smoothings but 1. The smoothing coefficient is C in the paper; others are beside
 it. E.6 (Figures 10 and 11) has C = 0.1 and does not name its data: MNIST here, the runs of Figure 1, and as printed,
-with and without a memory of 4 rounds for σ_m² (`window`). ℓ is what a client took in a round, so at most ℓ_max; the
-paper speaks of "theoretical values".
+with and without a memory of 4 rounds for σ_m² (`window`). The paper speaks of "theoretical values" of ℓ: here both what
+(8) asked for and what a client took in a round, which is at most ℓ_max.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from personafl_papers.tables.claims import Claim, Number, below
 from personafl_papers.tables.measures import by_round, over_rounds
 from personafl_papers.tables.search import SearchPlan
 from personafl_papers.tables.selffl_federations import (
-    ACTIVITY,
     SEEDS,
+    SUMMED,
     config,
     methods,
     printed_runs,
     search,
-    summed_rate,
 )
 from personafl_papers.tables.table import Found, Measured, Note, Part, Table, number, planned, with_settings
 
@@ -58,7 +57,9 @@ MARKS = {"round 100": 0.5, "round 150": 0.75, "round 200": 1.0}
 """Of 200; of fewer rounds the same shares."""
 WINDOWS = {"selffl-sum": "all rounds", "selffl-sum-window-4": "the last 4 rounds"}
 """How much σ_m² remembers, for Algorithm 1 as printed."""
-COLUMNS = {"mean ℓ of the active": "steps", "mean σ² of the active": "sigma2"}
+COLUMNS = {
+    "mean ℓ taken by the active": "steps", "mean ℓ asked for by (8)": "asked_steps", "mean σ² of the active": "sigma2",
+}  # fmt: skip
 
 
 def first(found: Found) -> Sequence[tuple[str, SearchPlan]]:
@@ -70,8 +71,7 @@ def second(found: Found) -> Sequence[tuple[str, Plan]]:
     own = methods("mnist", found)
     smoothed = found.chosen("search mnist", "selffl-activity")
     every = {m: own[m] if m in own else with_settings(each, smoothed) for m, each in METHODS.items()}
-    with_window = {**ACTIVITY["algorithm"], "window": 4}
-    window = {"selffl-sum-window-4": {"algorithm": with_window, "local": {"lr": summed_rate("mnist")}}}
+    window = {"selffl-sum-window-4": {"algorithm": {**SUMMED["algorithm"], "window": 4}}}
     return [
         (SPARSE, planned(tables, {**every, "ditto": own["ditto"]}, found.seeds(SEEDS))),
         (STEPS, printed_runs("mnist", found, ["selffl-sum"])[1]),
@@ -116,9 +116,10 @@ def steps(runs: Sequence[Run], half: int) -> dict[str, Any]:
     counts = np.histogram(np.concatenate([active(run, half, "steps") for run in runs]), edges)[0]
     table = runs[0].folder.clients()
     mine = table.filter(np.asarray(table.column("client")) == table.column("client")[7].as_py())
-    course = {key: mine.column(key).to_pylist() for key in ("round", "steps")}
-    sigma2 = np.asarray(mine.column("sigma2").to_numpy(zero_copy_only=False), np.float64)
-    course["sigma2"] = [float(f"{v:.5g}") if np.isfinite(v) else None for v in sigma2]
+    course = {"round": mine.column("round").to_pylist()}
+    for key in ("asked_steps", "sigma2"):
+        values = np.asarray(mine.column(key).to_numpy(zero_copy_only=False), np.float64)
+        course[key] = [float(f"{v:.5g}") if np.isfinite(v) else None for v in values]
     return {"edges": edges.tolist(), "counts": {f"round {half}": counts.tolist()}, "client": course}
 
 
@@ -143,7 +144,7 @@ def figures(measured: Measured) -> dict[str, tuple[Figure, str]]:
         course = Figure(figsize=(7, 3), layout="constrained")
         left, right = course.subplots(1, 2)
         client = measured.curves[memory]["client"]
-        for axes, key, label in ((left, "steps", "local steps ℓ"), (right, "sigma2", "uncertainty σ²")):
+        for axes, key, label in ((left, "asked_steps", "ℓ by (8)"), (right, "sigma2", "uncertainty σ²")):
             values = [np.nan if v is None else v for v in client[key]]
             axes.plot(client["round"], values, color=LIGHT[0], marker=".")
             axes.set(xlabel="round", ylabel=label)
@@ -186,7 +187,7 @@ TABLE = Table(
             for claim in (
                 Claim(
                     f"ℓ has a decreasing trend after round 150 (σ² of {memory})", "E.6, Figure 11", (STEPS,),
-                    below(STEPS, "mean ℓ of the active", f"{memory}, round 200", [f"{memory}, round 150"]),
+                    below(STEPS, "mean ℓ asked for by (8)", f"{memory}, round 200", [f"{memory}, round 150"]),
                     memory == WINDOWS["selffl-sum"],
                 ),
                 Claim(

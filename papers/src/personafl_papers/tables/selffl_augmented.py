@@ -15,14 +15,13 @@ from personafl.study.plan import Plan
 from personafl_papers.tables.claims import Claim, near
 from personafl_papers.tables.measures import accuracy_on, columns, over_rounds
 from personafl_papers.tables.selffl_federations import (
-    ACTIVITY,
     OTHER_DATA,
     SEEDS,
+    SUMMED,
     TITLES,
     config,
     here,
     printed_runs,
-    summed_rate,
 )
 from personafl_papers.tables.table import Found, Measured, Note, Part, Table, number, planned
 
@@ -39,10 +38,7 @@ def runs(found: Found) -> Sequence[tuple[str, Plan]]:
     out = []
     for federation in here(*FEDERATIONS):
         extra = 4 if found.quick else EXTRA
-        second = {
-            "algorithm": {**ACTIVITY["algorithm"], "name": "selffl-aug", "extra_steps": extra},
-            "local": {"lr": summed_rate(federation)},
-        }
+        second = {"algorithm": {**SUMMED["algorithm"], "name": "selffl-aug", "extra_steps": extra}}
         out.append((federation, printed_runs(federation, found, ["selffl-sum"])[1]))
         plan = planned(config(federation, found.quick), {"selffl-aug-sum": second}, found.seeds(SEEDS))
         out.append((federation, plan))

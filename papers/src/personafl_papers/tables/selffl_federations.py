@@ -44,6 +44,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "perfedavg": {},
 }
 
+SUMMED = {"algorithm": {**ACTIVITY["algorithm"], "gradient": "sum"}}
+"""Algorithm 1 as printed: the gradient of a batch's sum."""
+
 RATE = geometric("local.lr", 0.003, 3.0, 0.1)
 LIMIT = Axis("algorithm.l_max", (5, 10, 20, 40), 40)
 """The paper's "at most 40" is the limit: with more, Self-FL would be given more training than the others."""
@@ -70,7 +73,10 @@ PRINTED = {
 }
 """The part "as printed": Ditto's λ, pFedMe's λ, η_p and Per-FedAvg's α are their authors'."""
 
-_FEMNIST = {"partition": {"name": "lognormal", "clients": 200}, "local": {"lr": 0.01, "batch_size": 10, "steps": 20}}
+_FEMNIST: dict[str, Any] = {
+    "partition": {"name": "lognormal", "clients": 200},
+    "local": {"lr": 0.01, "batch_size": 10, "steps": 20},
+}
 _LETTERS_A_TO_J = {"data": {"name": "emnist", "classes": "abcdefghij"}, **_FEMNIST}
 FEDERATIONS: dict[str, dict[str, Any]] = {
     "mnist": {
@@ -154,11 +160,5 @@ def main_runs(federation: str, found: Found, only: Sequence[str] = tuple(METHODS
 def printed_runs(federation: str, found: Found, only: Sequence[str] = tuple(PRINTED)) -> tuple[str, Plan]:
     """Methods with the paper's settings."""
     tables = config(federation, found.quick)
-    own: dict[str, dict[str, Any]] = {**METHODS, "selffl-sum": {**ACTIVITY, "local": {"lr": summed_rate(federation)}}}
+    own = {**METHODS, "selffl-sum": SUMMED}
     return printed(federation), planned(tables, {name: own[name] for name in only}, found.seeds(SEEDS))
-
-
-def summed_rate(federation: str) -> float:
-    """η of Algorithm 1, which descends sums over batches, for our gradients, which are means."""
-    local = FEDERATIONS[federation]["local"]
-    return float(f"{local['lr'] * local['batch_size']:g}")
