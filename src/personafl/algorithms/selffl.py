@@ -51,7 +51,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import SendsForEvaluation
 from personafl.algorithms.search_spaces import searched_among
 from personafl.algorithms.selffl_sums import FLOOR, BySums
@@ -297,10 +297,6 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         start, steps = self.start(own, sent, ctx)
         return {"theta": start}, steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         theta = carry["theta"]
