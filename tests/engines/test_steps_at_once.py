@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.algorithms import FedAvg, SelfFL
+from personafl.algorithms import FedAvg
 from personafl.algorithms.base import Sent
 from personafl.engines import Work
 from personafl.engines.stacked import StackedEngine
@@ -58,7 +58,3 @@ def test_settings_that_are_more_than_sgd(setting):
     theta, *_, calls = trained(FedAvg(), local, MODELS["mlp"])
     assert calls == 0
     assert torch.equal(theta, trained(StepByStep(), local, MODELS["mlp"])[0])
-
-
-def test_selffl_has_no_step_of_its_own():
-    assert SelfFL.step is FedAvg.step

@@ -76,6 +76,10 @@ class Gradient(Protocol):
         """θ ← θ − lr (gradient at θ on this step's first batch + λ (θ − anchor)), in place."""
         ...
 
+    def count(self, batch: int = 0) -> Tensor:
+        """How many samples one of this step's batches has; on average, where they are drawn independently."""
+        ...
+
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """The model's outputs at `theta` on one of this step's batches, in evaluation mode."""
         ...
@@ -100,6 +104,13 @@ class Samples(Protocol):
         follow from that of the outputs: what a client sends is also asked for without data (`dry_run`), and then the
         model puts out a single number (and so many features as the function's attribute `width` says).
         `JobInfo.shapes` has what is needed.
+        """
+        ...
+
+    def squares(self, theta: Tensor) -> Tensor:
+        """The mean over the samples of the squares of each sample's gradient, as steps have it (with dropout).
+
+        It is the diagonal of the empirical Fisher information. A ConfigError where no sample has a gradient of its own.
         """
         ...
 
@@ -160,7 +171,7 @@ class Context:
         carry: State,
         name: str,
         gradient: Tensor | Gradient,
-        lr: float | None = None,
+        lr: float | Tensor | None = None,
         proximal: tuple[float | Tensor, Tensor] | None = None,
     ) -> None:
         """One step of the settings' optimizer on `carry[name]`, in place; its state is in the carry too.

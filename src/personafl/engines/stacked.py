@@ -25,6 +25,7 @@ from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
 from personafl.engines.work import Result, Work, descend, require_none, require_public
 from personafl.inputs import some, tensors, unbound
+from personafl.kernels.per_sample import mean_squares_stacked
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, rows
 
@@ -141,7 +142,10 @@ class StackedEngine(Engine):
         def outputs(task: Task, theta: Tensor) -> Tensor:
             return outside_vmap(partial(task.predict_stacked, x=batch.x, weight=batch.weight), row, theta)
 
-        return ClientData(self.task, fields[f"{name}.y"], fields[f"{name}.weight"], outputs)
+        def squares(task: Task, theta: Tensor) -> Tensor:
+            return outside_vmap(partial(mean_squares_stacked, task, batch=batch), row, theta)
+
+        return ClientData(self.task, fields[f"{name}.y"], fields[f"{name}.weight"], outputs, squares)
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         def one(own: State, each: State) -> tuple[State]:
@@ -274,6 +278,10 @@ class StackedBatches:
             outside_vmap(function, self._row, theta)
         else:
             outside_vmap(partial(function, pull=proximal[0]), self._row, theta, anchor=proximal[1])
+
+    def count(self, batch: int = 0) -> Tensor:
+        """How many samples a batch has."""
+        return outside_vmap(lambda row: self._batches[batch].count, self._row, self._row)
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """Outputs in evaluation mode for the samples of a batch."""

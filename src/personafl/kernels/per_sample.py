@@ -14,6 +14,7 @@ twice gets other noise the second time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,17 +58,8 @@ class PerSample:
 
     def check(self, task: Gradients) -> None:
         """Refuse models and losses where a sample's gradient is not its own."""
-        for name, layer in task.template.named_modules():
-            if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-                raise ConfigError(
-                    f'privacy.unit = "sample": layer {name or "(the model itself)"!r} ({type(layer).__name__}) '
-                    "normalizes over samples, so that none has a gradient of its own: use nn.GroupNorm or nn.LayerNorm"
-                )
-        if task.couples_samples:
-            raise ConfigError(
-                f'privacy.unit = "sample": the loss {task.kind.loss_name} couples samples, so that none has a gradient '
-                "of its own"
-            )
+        if why := no_gradient_of_a_sample(task):
+            raise ConfigError(f'privacy.unit = "sample": {why}')
 
     def gradient(
         self, task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
@@ -77,9 +69,7 @@ class PerSample:
         `number` says which gradient of the step it is.
         """
         total = torch.zeros_like(theta, dtype=torch.float64)
-        for j in range(len(batch.y)):
-            one = _samples(batch, torch.tensor([j]), _sample_keys(batch.key, torch.tensor(j)))
-            gradient = task.gradient(theta, one, objective)
+        for gradient in _one_by_one(task, theta, batch, objective):
             total += self._factor(gradient[None])[0] * gradient.double()
         return self._finished(total[None], batch.key.view(1), batch.expected, number)[0].to(theta)
 
@@ -87,14 +77,8 @@ class PerSample:
         self, task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
     ) -> Tensor:
         """The noisy gradients of K clients: every tensor has a leading axis K."""
-        width = batch.weight.shape[1]
         total = torch.zeros_like(theta, dtype=torch.float64)
-        keys = _sample_keys(batch.key[:, None], torch.arange(width, device=theta.device)).flatten()
-        # Padding has no gradient: its rows are left out.
-        for rows in batch.weight.flatten().nonzero()[:, 0].split(max(1, AT_ONCE // theta.shape[1])):
-            owner = rows // width
-            one = _samples(_flat(batch), rows, keys[rows], each=True)
-            gradients = task.gradient_stacked(theta.index_select(0, owner), one, objective)
+        for owner, gradients in _of_samples(task, theta, batch, objective):
             total.index_add_(0, owner, self._factor(gradients)[:, None] * gradients.double())
         return self._finished(total, batch.key, batch.expected, number).to(theta)
 
@@ -109,6 +93,35 @@ class PerSample:
         if self.noise:
             total = total + self.noise * self.clip * normal(keys, total.shape[1], number)
         return total / expected.view(-1, 1)
+
+
+def no_gradient_of_a_sample(task: Gradients) -> str:
+    """Why a sample's gradient is not its own, for some models and losses; empty where it is."""
+    for name, layer in task.template.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            return (
+                f"layer {name or '(the model itself)'!r} ({type(layer).__name__}) normalizes over samples, so that "
+                "none has a gradient of its own: use nn.GroupNorm or nn.LayerNorm"
+            )
+    if task.couples_samples:
+        return f"the loss {task.kind.loss_name} couples samples, so that none has a gradient of its own"
+    return ""
+
+
+def mean_squares(task: Gradients, theta: Tensor, batch: Batch) -> Tensor:
+    """The mean over one client's samples of the squares of each sample's gradient, sample after sample."""
+    total = torch.zeros_like(theta, dtype=torch.float64)
+    for gradient in _one_by_one(task, theta, batch):
+        total += gradient.double().square()
+    return (total / batch.count.clamp(min=1)).to(theta)
+
+
+def mean_squares_stacked(task: Gradients, theta: Tensor, batch: Batch) -> Tensor:
+    """The same for K clients: every tensor has a leading axis K."""
+    total = torch.zeros_like(theta, dtype=torch.float64)
+    for owner, gradients in _of_samples(task, theta, batch):
+        total.index_add_(0, owner, gradients.double().square())
+    return (total / batch.count.clamp(min=1)[:, None]).to(theta)
 
 
 def refused(why: str) -> ConfigError:
@@ -128,6 +141,26 @@ def normal(keys: Tensor, size: int, number: int) -> Tensor:
     uniform = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
     made: Tensor = torch.special.ndtri(uniform)
     return made
+
+
+def _one_by_one(task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None) -> Iterator[Tensor]:
+    """The gradient of each of one client's samples."""
+    for j in batch.weight.nonzero()[:, 0]:
+        one = _samples(batch, j[None], _sample_keys(batch.key, j))
+        yield task.gradient(theta, one, objective)
+
+
+def _of_samples(
+    task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradients of K clients' samples (n, P), as many at once as memory has room for, and whose they are (n,)."""
+    width = batch.weight.shape[1]
+    keys = _sample_keys(batch.key[:, None], torch.arange(width, device=theta.device)).flatten()
+    # Padding has no gradient: its rows are left out.
+    for rows in batch.weight.flatten().nonzero()[:, 0].split(max(1, AT_ONCE // theta.shape[1])):
+        owner = rows // width
+        one = _samples(_flat(batch), rows, keys[rows], each=True)
+        yield owner, task.gradient_stacked(theta.index_select(0, owner), one, objective)
 
 
 def _sample_keys(keys: Tensor, place: Tensor) -> Tensor:
