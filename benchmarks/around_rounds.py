@@ -1,9 +1,9 @@
-"""What evaluation, checkpoints and logging add to rounds at default settings: processor time, for jobs of `personafl bench`.
+"""What evaluation, checkpoints and logging add to rounds at default settings, in processor time, for jobs of the bench.
 
     OMP_NUM_THREADS=1 python benchmarks/around_rounds.py [--jobs a b g] [--rounds 20]
 
-A run like that of `personafl run`, one thread, stacked engine; rounds are counted from the second evaluation on, so that
-what is prepared once does not count.
+One thread, stacked engine. Rounds are counted from after the first evaluation on, so that what is
+prepared once does not count.
 """
 
 import argparse
