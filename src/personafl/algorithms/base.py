@@ -284,8 +284,13 @@ class Program:
         raise NotImplementedError
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        """The carry after one local step; `grad(theta)` is the gradient at `theta` on the batch of this step."""
-        raise NotImplementedError
+        """The carry after one local step; `grad(theta)` is the gradient at `theta` on the batch of this step.
+
+        Left as it is, a step of the settings' optimizer on `carry["theta"]`, and nothing else: of a program that has no
+        step of its own, engines may take all steps at once.
+        """
+        ctx.descend(carry, "theta", grad)
+        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         """The client's new state, and what it sends up."""

@@ -28,7 +28,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Sent, Uplink, Uploads
 from personafl.algorithms.extras import Welcomes
 from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
@@ -95,10 +95,6 @@ class PFedHN(Welcomes, Algorithm):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"]}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {}, {"theta": carry["theta"]}
