@@ -116,14 +116,19 @@ def measured(run, who: str) -> dict:
     table, measure = run.clients(), run.primary
     n = np.asarray(table.column("n_test").to_numpy(), float)
     values = np.asarray(table.column(f"{who}_{measure.name}").to_numpy(zero_copy_only=False), float)
-    return {"test": measure.pooled(values, n), "clients": [None if v != v else round(v, 6) for v in values],
-            "n": n.astype(int).tolist(), "better": measure.better, "measure": measure.name}  # fmt: skip
+    found = {"test": measure.pooled(values, n), "clients": [None if v != v else round(v, 6) for v in values],
+             "n": n.astype(int).tolist(), "better": measure.better, "measure": measure.name}  # fmt: skip
+    said = run.folder.predictions() if measure.name == "accuracy" else None
+    if said is not None:  # sample after sample, client after client
+        right = said.column("label").to_numpy() == said.column(f"{who}_class").to_numpy()
+        found["hits"] = "".join("01"[int(hit)] for hit in right)
+    return found
 
 
-def as_given(trainer: Trainer) -> dict[str, dict]:
+def as_given(trainer: Trainer, methods: Sequence[str] = PORTFOLIO) -> dict[str, dict]:
     """Every method once, with the settings that it has, all rounds."""
     found = {}
-    for number, method in enumerate(PORTFOLIO):
+    for number, method in enumerate(methods):
         candidate = Candidate(number, method, {})
         outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), 1e6)
         if outcome is not None and not outcome.why:
@@ -132,11 +137,18 @@ def as_given(trainer: Trainer) -> dict[str, dict]:
     return found
 
 
+def alone_again(job: Job, folder: Path) -> dict:
+    """Training alone as given, with other initial weights and other batches: no better and no worse than alone."""
+    model, kind = module_at(job, job.seed + 1000), job.task.kind
+    again = replace(job, task=Task(model, kind), seed=job.seed + 1000)
+    return as_given(Trainer(again, folder, Portfolio(None, job.local)), ["separate"])["separate"]
+
+
 def searched(trainer: Trainer, search: Search, seconds: float) -> Candidate:
     """The best candidate of a search of so many seconds."""
     clock = budgets.Clock(seconds)
     while (attempt := search.next(clock.left)) is not None and clock.left > 0:
-        outcome = trainer.train(attempt, clock.left)
+        outcome = trainer.train(attempt, budgets.now() + clock.left)
         if outcome is None:
             break
         search.tell(attempt.candidate, outcome)
@@ -160,7 +172,7 @@ def at_random(trainer: Trainer, seconds: float, seed: int) -> Candidate:
         settings = trainer.portfolio.draw(method, None, trainer.job.local, rng)
         candidate = Candidate(len(candidates), method, settings)
         candidates.append(candidate)
-        outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), clock.left)
+        outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), budgets.now() + clock.left)
         if outcome is None:
             break
         candidate.outcomes[outcome.rounds] = outcome
