@@ -3,10 +3,10 @@
     pip install optuna
     PERSONAFL_DATA=… python benchmarks/fit_search.py OUT [--seconds 20] [--seeds 20,21,22] [--only heart,school]
 
-Methods, settings and lengths of training are the same for all. `halving` is `fitting/search.py`. `optuna` is its
-tree-structured Parzen estimator (multivariate, a group for each method) with its successive-halving pruner at the same
-lengths; what it prunes is over, as it has no way to go on with it. Both begin with every method as it is given. The time
-is that of one processor thread.
+Methods, settings and lengths of training are the same for both, and both begin with every method as it is given.
+`halving` is `fitting/search.py`. `optuna` is its tree-structured Parzen estimator (multivariate, a group for each
+method) with its successive-halving pruner at the same lengths; what it prunes is over, as it has no way to go on with
+it. The time is that of one processor thread.
 
 What is compared: the best score on validation data, which is what a search is for, and what the model that has it is
 worth on test data. Results are lines of OUT/searches.jsonl; what is there is not done again. Prints a Markdown table.
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from fit_quality import NAMES, job_of, searched, signed, test_of
+from fit_quality import NAMES, job_of, searched, test_of
+from fit_quality_tables import signed
 
 from personafl.algorithms.search_spaces import Range
 from personafl.fitting import budget as budgets
