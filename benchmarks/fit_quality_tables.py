@@ -125,10 +125,11 @@ def tables(lines: list[dict]) -> str:
             said.append(f"| {row['federation']} | {row['seed']} | " + " | ".join(cells) + " |")
         shares = [row for row in mine if row["share"]]
         over = {key: np.array([row["fit"] - row[key] for row in shares]) for key in ("best", "by validation", "random")}
+        halves = -np.mean([row["halves"] for row in shares])
         said += [
             "",
-            f"Accuracy only ({len(shares)} blocks), fit over the best single method in hindsight: {mean(over['best'])}; "
-            f"over the best on the other half of the clients {-np.mean([row['halves'] for row in shares]):+.2f}; over the "
+            f"Accuracy only ({len(shares)} blocks), fit over the best single method in hindsight {mean(over['best'])}; "
+            f"over the best on the other half of the clients {halves:+.2f}; over the "
             f"one that validation data would choose {mean(over['by validation'])}; over random search "
             f"{mean(over['random'])}.",
             f"All: mean rank {np.mean([row['rank'] for row in mine]):.1f}; beside the one by validation significantly "
