@@ -190,11 +190,15 @@ class Stopped(Ditto):
         return super().send(server, ids)
 
 
-def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(federation, tmp_path):
+def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(found, federation, tmp_path):
     same = {"out": tmp_path / "fit", "trials": 5, **QUICK}
     stopped = pf.fit(federation, module(), methods=["fedamp", Stopped()], **same)
     assert stopped.summary["stopped"] and stopped.number["value"] > 0.5
     assert {model["method"] for model in stopped.summary["finalists"]} == {*REFERENCES, "fedamp"}
+    assert "flatters the fit beside them: training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(
+        stopped
+    )
+    assert "flatters" not in repr(found), "whose references had all the time that they wanted"
     on = pf.load_fit(tmp_path / "fit", module=module())
     assert on.personal("client-0") is not None
 

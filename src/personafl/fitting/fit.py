@@ -22,8 +22,9 @@ from personafl.fitting import ending
 from personafl.fitting.budget import Clock, now, seconds_of, written
 from personafl.fitting.candidates import Outcome, Portfolio
 from personafl.fitting.progress import FitProgress
-from personafl.fitting.result import Fit, summary_of
+from personafl.fitting.result import Fit
 from personafl.fitting.search import Attempt, Search
+from personafl.fitting.summary import summary_of
 from personafl.fitting.training import Trainer, train_elsewhere
 from personafl.fitting.trials import append_trial, check_same, read_trials
 from personafl.fitting.validation import with_validation
