@@ -149,7 +149,7 @@ def test_a_site_is_restarted_later_than_flower_lets_it_in_again(layout):
 
 def test_scripts_are_programs_that_a_shell_can_read(layout):
     scripts = [*layout.folder.rglob("*.sh")]
-    assert len(scripts) == 10
+    assert len(scripts) == 11
     for script in scripts:
         assert subprocess.run(["sh", "-n", script]).returncode == 0
         assert script.name == "environment.sh" or "umask 077" in script.read_text()
