@@ -97,7 +97,7 @@ def main() -> None:
     try:
         changed |= write_proxy(operator, operator.parent / "federation.toml")
     except PersonaflError as error:
-        wrong = f"error: {error}"
+        wrong = f"error: nothing can be trained as federation.toml is now: {error}"
     print("changed" if changed else "unchanged")
     if wrong:
         sys.exit(wrong)

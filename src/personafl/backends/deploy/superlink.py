@@ -46,4 +46,7 @@ def main() -> None:
     except FileNotFoundError:  # the login, which is made at every start
         sys.exit(f"error: the SuperLink at {private} was not told: it has never been started here")
     except Exception as error:  # whatever Flower or its connection has
-        sys.exit(f"error: the SuperLink at {private} was not told: {type(error).__name__}: {str(error)[:200]}")
+        sys.exit(
+            f"error: the SuperLink at {private} was not told ({type(error).__name__}: {str(error)[:200]}); nginx and "
+            f"runs refuse the key all the same. When it runs: operator/unregister-site.sh {' '.join(keys)}"
+        )
