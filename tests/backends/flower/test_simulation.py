@@ -71,7 +71,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sites", [100])
+@pytest.mark.parametrize("sites", [100, 500])
 def test_many_sites_in_the_simulator_are_to_the_bit_those_of_the_loop(tmp_path, sites):
     """With sums over so many that an order of their own would show."""
     from personafl.jobs import train_config
