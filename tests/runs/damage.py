@@ -200,14 +200,16 @@ def _in_tensors(path: Path, rng: random.Random, files: list[Path]) -> str:
 
 
 def _forget_checksums(folder: Path) -> None:
-    """As a stranger would: no checksum stands in the way of what was changed."""
+    """As a stranger would: no checksum stands in the way of what was changed. What is no file is not waited for."""
     try:
+        if not (folder / "run.toml").is_file():
+            return
         manifest = tomllib.loads((folder / "run.toml").read_text("utf-8"))
         manifest.pop("files", None)
         (folder / "run.toml").write_text(tomli_w.dumps(manifest), "utf-8")
     except (OSError, ValueError, RecursionError, TypeError):
         pass
-    for record in (folder / "checkpoint").glob("round-*.json") if (folder / "checkpoint").is_dir() else ():
+    for record in filter(Path.is_file, (folder / "checkpoint").glob("round-*.json")):
         try:
             said = json.loads(record.read_text("utf-8"))
             _note(record.with_suffix(".safetensors"), said)

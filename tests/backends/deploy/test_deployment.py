@@ -233,7 +233,7 @@ def test_what_does_runs_ends_with_the_superlink(tmp_path):
         until(lambda: any(b"do-run" in line for line in map(command_line, process.pids())))
         (server,) = [pid for pid in process.pids() if b"serve" in command_line(pid).split(b"\0")]
         os.kill(server, signal.SIGKILL)
-        until(lambda: not process.pids())
+        until(lambda: process.code is not None and not process.pids())
 
 
 def command_line(pid):

@@ -42,7 +42,8 @@ def answer_bytes(config: Path) -> int:
 
     described, settings = read_operator(config)
     model = described.model or default_model(settings.input_shape)
-    module = initialize(model, settings.input_shape, settings.classes or settings.outputs, described.seed)
+    outputs = settings.classes or settings.outputs
+    module = initialize(model, settings.input_shape, outputs, described.seed, settings.constants)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     if settings.secure is None:
         return VECTORS * 4 * parameters + SMALL

@@ -30,7 +30,7 @@ def allowing(config: Path) -> dict[str, Any]:
     run, settings = read_operator(config)
     model = run.model or (MCLR() if run.backbone else default_model(settings.input_shape))
     task = run.task or usual_task(settings.classes)
-    pinned = (run.backbone, model)  # what may name a file of weights by its hash
+    pinned = (run.backbone, model, settings.vectors)  # what may name a file of weights by its hash
     weights = [sha256 for part in pinned if (sha256 := getattr(part, "sha256", None))]
     named = ((ALGORITHMS, run.algorithm.name), (MODELS, model.name), (TASKS, task.name))
     plugins = [_pin(registry, name) for registry, name in named if name in registry.plugins]

@@ -121,6 +121,7 @@ class FlowerClients(Clients):
             privacy=None if self.privacy is None else self.privacy.table(),
             task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
             backbone=self._backbone,
+            vectors=None if self.settings.vectors is None else self.settings.vectors.sha256,
             secure=None if self.settings.secure is None else asdict(self.settings.secure),
         )
         # Weights that follow from the seed are made at the sites; others have to be sent.

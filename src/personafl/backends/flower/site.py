@@ -44,6 +44,7 @@ from personafl.backends.flower.limits import (
 from personafl.backends.flower.policy import check_order, check_rounds, check_upload, read_policy
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
+from personafl.backends.flower.vectors import with_vectors
 from personafl.engines.loop import LoopEngine
 from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
@@ -189,8 +190,10 @@ class Site:
         local = job.make_local()
         if self._own is None:
             check_local(here, local, int(data.sizes("train")[0]))
-            check_model(here, job, data.constants)
-        task, algorithm = self._own or (job.make_task(data.constants, here.id, here.weights), job.make_algorithm())
+            constants = with_vectors(data.constants, here.id, here.vectors, job.vectors)
+            check_model(here, job, constants)
+            made = job.make_task(constants, here.id, here.weights), job.make_algorithm()
+        task, algorithm = self._own or made
         theta0 = task.theta0 if order.theta0 is None else order.theta0
         if (order.accepted == 0 or (evaluating and self._own is None)) and fingerprint(theta0) != job.theta0:
             raise ConfigError(
