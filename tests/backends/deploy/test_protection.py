@@ -19,6 +19,7 @@ from personafl.kernels.task import Task
 from personafl.models import initialize
 from personafl.runs.run import Run
 from personafl.storage.folder import RunFolder
+from personafl.training.accounting import sample_epsilon
 from personafl.training.attackers import Attack, AttackedClients
 from personafl.training.rounds import run_rounds
 from tests.backends.deploy.live import CLASSES, FEATURES, ORIGIN, PATIENCE, SITES, Live, in_one_process
@@ -134,6 +135,20 @@ def test_noise_in_shares_adds_up_to_what_was_asked_for(live, tmp_path):
             if line["what"] == "update"
         )
         assert last["noise"] == pytest.approx(noise / math.sqrt(2))
+
+
+def test_noise_in_every_step_is_counted_by_the_sites(live):
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    models = []
+    for _ in range(2):  # the same run, to the seed
+        live.begin("fedavg", rounds=1, privacy={"clip": 1.0, "noise": 2.0, "delta": 1e-5, "unit": "sample"})
+        run = live.end()
+        assert not live.dropped()
+        models.append(theta(run))
+    assert not torch.isclose(*models).any()
+    for row in run.clients().to_pylist():  # two runs of 10 batches of 8 on average: they are the same job
+        n = live.federation.client(row["client"])["train"][1].numel()
+        assert row["epsilon"] == pytest.approx(sample_epsilon(2.0, 1e-5, 8 / n, 20), rel=1e-9)
 
 
 # --- code of a site's own

@@ -256,12 +256,3 @@ def layout_of(state: Mapping[str, Tensor]) -> Layout:
     {'theta': ('float32', (3,))}
     """
     return {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in state.items()}
-
-
-def refuse_per_sample(privacy: Privacy) -> None:
-    """Refuse noise in local steps: batches and noise follow from the seed there, which the operator knows."""
-    if privacy.unit == "sample":
-        raise ConfigError(
-            'privacy.unit = "sample" is for simulations: a site\'s batches follow from the seed, which the operator '
-            'knows; use unit = "client"'
-        )
