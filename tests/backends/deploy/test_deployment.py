@@ -350,6 +350,7 @@ def test_a_control_request_is_answered_in_private_and_refused_in_public(deployme
 def test_nobody_on_the_operators_machine_is_the_operator_without_the_login(deployment):
     """Nor gets a run's token, nor can anything else be asked of the SuperLink but what needs a proof of its own."""
     paths = [*control_and_runtime_paths(), "/health", "/docs", "/openapi.json", "/v1/responses", "/nothing"]
+    paths += ["/v1/fleet/register-node", "/v1/fleet/unregister-node"]
     for login in (None, "", "x", login_of(deployment)[:-1]):
         found = {path: ask(deployment, path, address=deployment.layout.private, login=login) for path in paths}
         assert found == dict.fromkeys(paths, 401)

@@ -23,6 +23,8 @@ from typing import Any
 HEADER = "personafl-login"
 PROVEN = ("/v1/fleet/", "/v1/runtime/")
 """Paths for which Flower asks for a signature or a token itself."""
+OPERATORS = ("/v1/fleet/register-node", "/v1/fleet/unregister-node")
+"""Among them: what only the operator does."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -57,7 +59,8 @@ class Login:
 
     def _may(self, scope: Message) -> bool:
         shown = [value for name, value in scope["headers"] if name == HEADER.encode()]
-        return scope["path"].startswith(PROVEN) or any(secrets.compare_digest(value, self.secret) for value in shown)
+        proven = scope["path"].startswith(PROVEN) and scope["path"] not in OPERATORS
+        return proven or any(secrets.compare_digest(value, self.secret) for value in shown)
 
 
 class Shown:
