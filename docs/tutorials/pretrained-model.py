@@ -64,9 +64,9 @@ print(fed.x.shape, "->", features.x.shape)
 # one that fits.
 
 # %%
-local = pf.Local(lr=0.3, steps=10)
+local, head = pf.Local(lr=0.3, steps=10), nn.Linear(16, 5)
 runs = {
-    name: pf.train(features, nn.Linear(16, 5), algorithm, rounds=25, local=local, progress=False)
+    name: pf.train(features, head, algorithm, rounds=25, local=local, progress=False)
     for name, algorithm in {"fedavg": "fedavg", "separate": "separate", "ifca": pf.IFCA(clusters=2)}.items()
 }
 for name, run in runs.items():
