@@ -30,8 +30,8 @@ class WorkSize:
 
     def see(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Add the call of a layer; a hook of torch's."""
-        if isinstance(output, Tensor) and output.is_nested:  # inside torch's own transformer, which has no sizes there
-            return
+        if any(isinstance(value, Tensor) and value.is_nested for value in (*inputs, output)):
+            return  # inside torch's own transformer, which has no sizes there
         self.outputs += getattr(layer, "inner_outputs", 1) * output.numel() if isinstance(output, Tensor) else 0
         leaf = isinstance(layer, nn.MultiheadAttention) or not any(True for _ in layer.children())
         self.calls += leaf
