@@ -113,7 +113,7 @@ def _much(x: Tensor, weight: Tensor, rows: _Axis, columns: _Axis) -> bool:
     work = x.shape[1] * weight[0].numel() * rows.places * rows.pool * columns.places * columns.pool
     if rows.pool == 1:
         return work >= _MUCH
-    return work >= 2 * _MUCH and x.shape[2] > 2
+    return work >= 8 * _MUCH and x.shape[2] > 2  # patches of one channel are small
 
 
 @dataclass(frozen=True)
