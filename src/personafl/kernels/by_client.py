@@ -23,8 +23,11 @@ from personafl.kernels.frame import NoRows as NoRows
 from personafl.kernels.linear import casts, linear
 from personafl.kernels.statistics import Moments
 
-FEW_CHANNELS, MANY_CHANNELS = 16, 32
+FEW_CHANNELS, MANY_CHANNELS = 12, 32
 """Up to so many channels windows are faster along one axis, and clients as groups faster in images."""
+
+MUCH = 2**21
+"""Multiplications of a client's batch from which on groups are faster along one axis, too."""
 
 LONG = 2**14
 """From so many numbers of a client on, one client's after another are normalized faster: they stay in the cache."""
@@ -283,15 +286,16 @@ class Convolution(ByClient, _ConvNd):
             return _one_by_one(self._conv_forward, x, self.weight, self.bias)
         if isinstance(self, nn.Conv2d) and convolution.narrow(self) and not casts(x.device):
             return convolution.convolution(self, x, self.weight, self.bias).flatten(0, 1)
-        if isinstance(self, nn.Conv1d) and self._narrow():
+        if isinstance(self, nn.Conv1d) and self._narrow(x):
             return _windows(self, x, self.weight, self.bias)
         if isinstance(self, nn.Conv1d) or self.groups > 1 or self.in_channels <= MANY_CHANNELS:
             return _grouped(self, x, self.weight, self.bias)
         return _one_by_one(self._conv_forward, x, self.weight, self.bias)
 
-    def _narrow(self) -> bool:
+    def _narrow(self, x: Tensor) -> bool:
         plain = self.groups == 1 and self.padding != "same" and self.dilation == (1,)
-        return plain and self.in_channels <= FEW_CHANNELS
+        work = x.shape[1] * x.shape[-1] * self.weight[0].numel()
+        return plain and self.in_channels <= FEW_CHANNELS and work < MUCH
 
 
 class Conv1d(Convolution, nn.Conv1d):
