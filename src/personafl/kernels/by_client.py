@@ -168,20 +168,33 @@ class BatchNorm(ByClient, WeightedBatchNorm):
             mean, variance = self.running_mean.view(channelwise), self.running_var.view(channelwise)
             out = ((apart - mean) * torch.rsqrt(variance + self.eps)).flatten(0, 1)
             return _affine(out, 0, self._clients(), self.weight, self.bias, x.dim() - 2)
+        if _long(self, x) and self.frame.recorder is None and self._nothing_padded():
+            one = partial(F.batch_norm, running_mean=None, running_var=None, training=True, eps=self.eps)
+            return _normalized_one_by_one(one, apart, self.weight, self.bias)
         weight = apart.new_ones(apart.shape[:2]) if self.frame.weight is None else self.frame.weight.to(x.dtype)
         weight = weight.repeat_interleave(apart.shape[1] // weight.shape[1], 1)  # steps of a sequence may be rows too
-        share = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
-        places = x[0, 0].numel()
-        share = share.view(*share.shape, *(1,) * (apart.dim() - 2)) / places
-        over = (1, *range(3, apart.dim()))
-        mean = (apart * share).sum(over, keepdim=True)
+        share = (weight / weight.sum(1, keepdim=True).clamp(min=1e-12)).unsqueeze(2)
+        # Sums over a sample's places come first: what is left to weight are few numbers.
+        places = tuple(range(3, apart.dim()))
+        mean = (_means(apart, places) * share).sum(1).view(channelwise)
         centred = apart - mean
-        variance = (centred.square() * share).sum(over, keepdim=True)
+        variance = (_means(centred.square(), places) * share).sum(1).view(channelwise)
         if self.number is not None and self.frame.recorder is not None:
-            count = weight.sum(1) * places
+            count = weight.sum(1) * x[0, 0].numel()
             self.frame.recorder.see(Moments(self.number, count, mean.flatten(1), variance.flatten(1)))
-        out = (centred * torch.rsqrt(variance + self.eps)).flatten(0, 1)
-        return _affine(out, 0, self._clients(), self.weight, self.bias, x.dim() - 2)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is None or self.bias is None:
+            return _affine((centred * scale).flatten(0, 1), 0, len(apart), self.weight, self.bias, x.dim() - 2)
+        scale = scale * self.weight.view(channelwise)
+        return torch.addcmul(self.bias.view(channelwise), centred, scale).flatten(0, 1)
+
+    def _nothing_padded(self) -> bool:
+        weight = self.frame.weight
+        return weight is None or bool((weight.detach().numpy() == 1).all())
+
+
+def _means(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return values.mean(axes) if axes else values
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
