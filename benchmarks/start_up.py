@@ -13,6 +13,36 @@ import statistics
 import subprocess
 import sys
 
+PLAIN = """
+import torch
+from torch import nn
+x, y = torch.rand(10, 64), torch.randint(0, 10, (10,))
+net = nn.Linear(64, 10)
+nn.functional.cross_entropy(net(x), y).backward()
+"""
+OPTIMIZER = "torch.optim.SGD(net.parameters(), lr=0.1).step()"
+FIRST_STEP = """
+import os, shutil, sys, tempfile
+from pathlib import Path
+from personafl.cli import main
+from personafl.training.clients import LocalClients
+place = tempfile.mkdtemp()
+train = LocalClients.train
+def once(*arguments):
+    train(*arguments)
+    shutil.rmtree(place)
+    os._exit(0)
+LocalClients.train = once
+Path(place, "config.toml").write_text('''
+activity = 0.5
+data.name = "digits"
+partition = {name = "dirichlet", clients = 40, alpha = 0.3}
+local = {lr = 0.1, batch_size = 10, steps = 1}
+algorithm.name = "fedamp"
+''')
+sys.argv = ["personafl", "run", place + "/config.toml", "--out", place + "/run"]
+main()
+"""
 COMPLETION = {"_PERSONAFL_COMPLETE": "complete_bash", "COMP_WORDS": "personafl com", "COMP_CWORD": "1"}
 PROGRAMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "python": (["-c", "pass"], {}),
@@ -25,6 +55,9 @@ PROGRAMS: dict[str, tuple[list[str], dict[str, str]]] = {
         ["-c", "import torch, personafl as pf; pf.train; pf.Federation; pf.Ditto"],
         {},
     ),
+    "plain torch, a step by hand": (["-c", PLAIN], {}),
+    "plain torch, a step of torch.optim": (["-c", PLAIN + OPTIMIZER], {}),
+    "personafl run, the first step of a round": (["-c", FIRST_STEP], {}),
 }
 
 

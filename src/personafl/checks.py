@@ -30,7 +30,7 @@ def table_without_unused(settings: Any, first: str) -> dict[str, Any]:
     They came after the first version: runs that do not use them are the same runs as before, in run.toml, for
     `--resume` and for a comparison that looks for runs to reuse.
     """
-    names = [field.name for field in fields(settings)]
+    names = [setting.name for setting in fields(settings)]
     later, usual = names[names.index(first) :], type(settings)()
     return {k: v for k, v in asdict(settings).items() if k not in later or v != getattr(usual, k)}
 
@@ -44,8 +44,8 @@ def check_types(prefix: str, settings: Any) -> None:
       ...
     personafl.errors.ConfigError: rounds = 2.5: must be a whole number
     """
-    for field in fields(settings):
-        check_type(f"{prefix}{field.name}", str(field.type), getattr(settings, field.name))
+    for setting in fields(settings):
+        check_type(f"{prefix}{setting.name}", str(setting.type), getattr(settings, setting.name))
 
 
 def check_type(key: str, annotation: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from personafl.federation import Federation
 from personafl.federation.splits import Splitting
 from personafl.models import MODELS, LoRA, Model
 from personafl.pretrained.loading import BackboneSettings
-from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion
+from personafl.registry import Registry, checked, choose, is_class_path, require_known_key, suggestion, table_of
 from personafl.settings import EngineSettings, Local, RaySettings, Schedule, check
 from personafl.tasks import TASKS, LearningTask
 from personafl.training.combinations import check_combination
@@ -64,7 +64,7 @@ class Config:
         return build(data, self.partition, self.splits, self.seed, self.splitting)
 
     def tables(self) -> dict[str, Any]:
-        """The config as TOML tables, with every default written out."""
+        """The config as TOML tables, with defaults written out, but those of settings that came later (`table_of`)."""
         out: dict[str, Any] = {"seed": self.seed, **self.schedule.table()}
         if self.splits is not None:
             out["splits"] = list(self.splits)
@@ -75,7 +75,7 @@ class Config:
         for key in ("data", "partition", "task", "model", "algorithm"):
             value = getattr(self, key)
             if value is not None:
-                out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **asdict(value)}
+                out[key] = {"name": _REGISTRIES[key][0].name_of(type(value)), **table_of(value)}
         if self.weights is not None:
             out.setdefault("model", {})["weights"] = self.weights
         out["local"] = self.local.table()

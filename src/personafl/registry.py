@@ -13,10 +13,8 @@ import importlib
 import inspect
 import json
 import re
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, field, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any, cast
 
@@ -190,13 +188,40 @@ def class_path(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def later(default: Any) -> Any:
+    """A field that came after the first version: at its default it is in no table, see `table_of`."""
+    return field(default=default, metadata={"later": True})
+
+
+def not_later(settings: Any) -> list[str]:
+    """The fields that were there in the first version, and those that came later and are used."""
+    return [f.name for f in fields(settings) if not f.metadata.get("later") or getattr(settings, f.name) != f.default]
+
+
+def table_of(settings: Any) -> dict[str, Any]:
+    """A dataclass of settings as a table, without those that came `later` and are not used.
+
+    Runs that do not use them are the same runs as before: in run.toml, for `--resume`, and where runs are found again.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Mine:
+    ...     old: int = 1
+    ...     new: int = later(2)
+    >>> table_of(Mine()), table_of(Mine(new=3))
+    ({'old': 1}, {'old': 1, 'new': 3})
+    """
+    names = not_later(settings)
+    return {name: value for name, value in asdict(settings).items() if name in names}
+
+
 def described(value: Any) -> dict[str, Any]:
     """What a run folder says of an algorithm, data, a partition or a model.
 
     Its name, its class where that is not personafl's own, and its settings.
     """
     path = class_path(type(value))
-    return {"name": value.name, **({} if _package(path) == "personafl" else {"class": path}), **asdict(value)}
+    return {"name": value.name, **({} if _package(path) == "personafl" else {"class": path}), **table_of(value)}
 
 
 def _package(path: str) -> str:
@@ -288,16 +313,3 @@ def suggestion(word: str, known: Sequence[str], prefix: str = "") -> str:
     """The nearest known word, for the end of a sentence; empty where none is near."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" (did you mean {prefix + near[0]!r}?)" if near else ""
-
-
-def old_spellings(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that still knows its classes by the spelling of an earlier version."""
-
-    def getattr_(name: str) -> Any:
-        if name not in renamed:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        new = renamed[name]
-        warnings.warn(f"{module}.{name} is now {new}; the old spelling goes", DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[module], new)
-
-    return getattr_

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import personafl as pf
-from personafl.algorithms import FedAMP, HeurFedAMP, JobInfo, Separate, fedamp
+from personafl.algorithms import FedAMP, HeurFedAMP, JobInfo, Separate, message_passing
 from personafl.errors import ConfigError
 from personafl.federation import Federation
 from personafl.settings import Local
@@ -294,5 +294,5 @@ def test_values_out_of_range_are_refused(kind, name, value):
 
 
 def test_weights_of_very_many_clients_are_not_written_down():
-    for clients, names in ((3, {"weights"}), (fedamp.REPORTED + 1, set())):
+    for clients, names in ((3, {"weights"}), (message_passing.REPORTED + 1, set())):
         assert set(FedAMP().report_server(FedAMP().new_server(torch.zeros(2), clients))) == names

@@ -279,15 +279,16 @@ def test_the_report_is_the_theory_of_the_clients_that_are_known(tmp_path, activi
         "gain": theory.gain(sigma2[known], sigma0_2, posterior),
         "posterior_variance": theory.personal_posterior(sigma2[known], sigma2[known], sigma0_2, posterior).variance,
     }
+    ours.pop("asked_steps")  # test_selffl_options.py
     for name, values in ours.items():
         np.testing.assert_allclose(values[known], of_theory[name], rtol=1e-5)
         assert np.isnan(values[~known]).all()
 
 
 def test_state_and_traffic(tmp_path):
-    """Two vectors and two scalars; up θ_m, σ_m²; down θ, σ0², S_m and whether the round is a warm one."""
+    """Two vectors and three scalars; up θ_m, σ_m²; down θ, σ0², S_m and whether the round is a warm one."""
     runner = train(quadratics(), SelfFL(), tmp_path, rounds=3)
-    assert sorted(x.numel() for x in runner.clients.store.like.values()) == [1, 1, 3, 3]
+    assert sorted(x.numel() for x in runner.clients.store.like.values()) == [1, 1, 1, 3, 3]
     assert runner.traffic == {"bytes_up": 3 * 4 * 4 * (3 + 1), "bytes_down": 3 * 4 * 4 * (3 + 3)}
 
 

@@ -93,9 +93,9 @@ def test_warm_rounds_are_fedavg(tmp_path):
 
 
 def test_state_and_traffic(tmp_path):
-    """Three vectors and two scalars; up θ_{m,t}, θ_m^t, σ_m²; down as selffl."""
+    """Three vectors and four scalars; up θ_{m,t}, θ_m^t, σ_m²; down as selffl."""
     runner = train(quadratics(), SelfFLAug(extra_steps=1), tmp_path, rounds=3)
-    assert sorted(x.numel() for x in runner.clients.store.like.values()) == [1, 1, 1, 3, 3, 3]
+    assert sorted(x.numel() for x in runner.clients.store.like.values()) == [1, 1, 1, 1, 3, 3, 3]
     assert runner.traffic == {"bytes_up": 3 * 4 * 4 * (2 * 3 + 1), "bytes_down": 3 * 4 * 4 * (3 + 3)}
     assert SelfFLAug.about.traffic == ("2", "1")
 

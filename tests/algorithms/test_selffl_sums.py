@@ -29,6 +29,20 @@ def models(count, size, seed, known):
 
 
 @pytest.mark.parametrize("variance", ["sum", "mean"])
+@pytest.mark.parametrize("known", [0, 1, 8])
+def test_the_prior_weighs_as_much_in_sums(variance, known):
+    theta, sent, sigma2 = models(8, 30, known, known)
+    both = []
+    for sums in (False, True):
+        algorithm = SelfFL(variance=variance, unknown="mean", smoothing=0.5, prior=0.02, sums=sums)
+        server = algorithm.new_server(sent.float(), 8) | {"theta": 2 * sent.float()}
+        values = {"theta": theta.float(), "sigma2": sigma2.float()}
+        uploads = Uploads(torch.arange(8), torch.ones(8), values, algorithm.uplink)
+        both.append(algorithm.aggregate(server, uploads)["theta"])
+    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variance", ["sum", "mean"])
 @pytest.mark.parametrize("use_weights", [True, False])
 @pytest.mark.parametrize("known", [0, 1, 5, 8])
 def test_two_sums_are_the_plain_server_in_double(variance, use_weights, known):
@@ -54,7 +68,7 @@ def test_what_is_left_of_the_total_is_the_sum_over_the_others():
     theta, sent, sigma2 = models(6, 10, 1, 6)
     both = []
     for sums in (False, True):
-        algorithm = SelfFL(unknown="mean", sums=sums)
+        algorithm = SelfFL(unknown="mean", sums=sums, prior=0.3)
         server = algorithm.new_server(sent.float(), 6)
         values = {"theta": theta.float(), "sigma2": sigma2.float()}
         server = algorithm.aggregate(server, Uploads(torch.arange(6), torch.ones(6), values, algorithm.uplink))
@@ -89,11 +103,12 @@ def test_sums_that_come_from_elsewhere_are_taken_as_they_are():
     assert all(torch.equal(here[name], elsewhere[name]) for name in here)
 
 
-def test_a_whole_run_by_sums_is_the_plain_run(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"gradient": "sum", "rate": "solved", "sigma": "fisher", "prior": 0.1}])
+def test_a_whole_run_by_sums_is_the_plain_run(tmp_path, options):
     """Everybody active, and unknown variances filled by the mean: the same but for single precision."""
     runs = []
     for sums in (False, True):
-        table = {"name": "selffl", "unknown": "mean", "sums": sums}
+        table = {"name": "selffl", "unknown": "mean", "sums": sums, **options}
         tables = {**SETTINGS, "rounds": 6, "algorithm": table, "engine": "loop", "checkpoint_every": 1}
         runs.append(train_config(parse(tables), tmp_path / str(sums), federation=federation()))
     plain, ours = (server_state(run) for run in runs)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from personafl.data import IID, SOURCES, Digits, Samples, build
 from personafl.errors import ConfigError
@@ -23,6 +24,12 @@ def test_digits_are_real_pixels_between_0_and_1():
     assert fed.x.min() == 0 and fed.x.max() == 1
     assert fed.classes == 10 and fed.name == "digits" and len(fed) == 10
     assert torch.bincount(fed.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_digits_are_those_that_scikit_learn_reads():
+    digits, labels = load_digits(return_X_y=True)
+    assert np.array_equal(Digits().load(0).x, (digits / 16).astype(np.float32))
+    assert np.array_equal(Digits().load(0).y, labels)
 
 
 def test_digits_keep_each_image_with_its_label():

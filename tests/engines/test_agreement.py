@@ -134,6 +134,24 @@ def test_stacked_is_the_loop_for_every_algorithm(tmp_path, algorithm):
     assert_agree(one, two)
 
 
+CHOICES = {
+    "fedamp": {"attention": "scad", "starts": "random", "personalized": "u", "objective": True},
+    "heurfedamp": {"starts": "random", "personalized": "u"},
+    "persfl": {"direction": "reverse", "ties": "earlier", "report_grid": True},
+    "persfl-gd": {"direction": "reverse", "ties": "earlier", "report_grid": True},
+}
+"""Settings other than the usual ones, where they change what a client computes, keeps or reports."""
+
+
+@pytest.mark.parametrize("algorithm", CHOICES)
+def test_engines_agree_on_choices_that_are_not_the_usual_ones(tmp_path, algorithm):
+    local = Local(lr=0.05, batch_size=4, epochs=1)
+    chosen = {"algorithm": algorithm, "model": model_for(algorithm), "activity": 0.6, "rounds": 2, **CHOICES[algorithm]}
+    one = everything(run("loop", folder=tmp_path, local=local, **chosen))
+    for engine, memory in (("stacked", 1024), ("stacked", -1), ("threaded", 1024)):
+        assert_agree(one, everything(run(engine, folder=tmp_path, local=local, memory=memory, **chosen)))
+
+
 @pytest.mark.parametrize("algorithm", archetypes(ALGORITHMS, besides=LONG))
 def test_all_engines_agree_over_epochs_and_rounds(tmp_path, algorithm):
     local = Local(lr=0.05, batch_size=4, epochs=2)

@@ -48,6 +48,19 @@ def test_gradients_are_those_of_autograd(name):
     check(CHAINS[name], torch.randn(CLIENTS, SAMPLES, 4))
 
 
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_step_in_place_is_along_the_gradient(name):
+    torch.manual_seed(0)
+    kernel, x = MLPKernel.of(CHAINS[name]), torch.randn(CLIENTS, SAMPLES, 4)
+    params = [torch.randn(CLIENTS, *p.shape) for p in CHAINS[name].parameters()]
+    with torch.no_grad():
+        along = kernel.gradients(params, x, torch.sin)
+        expected = [p - 0.1 * g for p, g in zip(params, along, strict=True)]
+        kernel.descend(params, x, torch.sin, 0.1)
+    for a, b in zip(params, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_layers_before_flatten_and_samples_of_several_axes():
     torch.manual_seed(0)
     check(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)), torch.randn(CLIENTS, 5, 6, 4))

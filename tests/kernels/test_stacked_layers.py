@@ -120,6 +120,9 @@ def test_transposed_convolutions(settings, axes):
         (nn.LayerNorm((5, 6)), (5, 6)),
         (nn.LayerNorm(6, bias=False), (5, 6)),
         (nn.RMSNorm(6), (5, 6)),
+        (nn.GroupNorm(2, 4), (4, 32, 33)),  # from by_client.LONG numbers of a client on, one client after another
+        (nn.LayerNorm(64), (65, 64)),
+        (nn.LayerNorm(64, bias=False), (65, 64)),
         (nn.GroupNorm(2, 4), (4, 5)),
         (nn.GroupNorm(2, 4), (4, 3, 5)),
         (nn.InstanceNorm1d(4, affine=True), (4, 5)),

@@ -67,12 +67,12 @@ def train(
     problem: Quadratics, algorithm: Algorithm, folder: Path, rounds: int, lr: float = 0.02, steps: int = 5,
     start: Array | None = None, activity: float = 1.0, engine: str = "stacked", **local: float,
 ) -> Runner:  # fmt: skip
-    """Run an algorithm with full batches; the runner holds the states afterwards."""
+    """Run an algorithm with full batches unless `batch_size` is given; the runner holds the states afterwards."""
     d = problem.z.shape[1]
     module = nn.Linear(d, 1, bias=False)
     with torch.no_grad():
         module.weight.copy_(torch.zeros(1, d) if start is None else torch.tensor(start, dtype=torch.float32)[None])
-    settings = Local(lr=lr, batch_size=0, steps=steps, **local)  # type: ignore[arg-type]
+    settings = Local(lr=lr, steps=steps, **{"batch_size": 0, **local})  # type: ignore[arg-type]
     made = ENGINES[engine](trained_task(algorithm, Task(module, "mse")), problem.federation, settings, seed=0)
     schedule = Schedule(rounds=10**9, activity=activity, eval_every=0, checkpoint_every=0)
     runner = Runner(algorithm, LocalClients(made), schedule, RunFolder(folder), {})

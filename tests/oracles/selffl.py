@@ -31,7 +31,7 @@ class ByHand:
     def __init__(
         self, problem: Quadratics, lr: float, steps: int, l_max: int = 40, posterior: str = "paper",
         variance: str = "sum", scope: str = "cohort", smoothing: float | str = 1.0,
-        extra: int = 0, use: Iterable[str] = ALL,
+        extra: int = 0, use: Iterable[str] = ALL, prior: float = 0.0, gradient: str = "mean",
     ) -> None:  # fmt: skip
         self.problem, self.lr, self.default, self.l_max = problem, lr, steps, l_max
         self.posterior, self.variance, self.scope, self.smoothing = posterior, variance, scope, smoothing
@@ -41,6 +41,9 @@ class ByHand:
         self.history: list[list[Array]] = [[] for _ in range(clients)]  # θ_m^t, or θ_{m,t} in Algorithm 2
         self.personal: dict[int, Array] = {}
         self.steps = np.zeros(clients, int)
+        self.prior = prior  # of θ_0, around the start, which is 0
+        self.summed = problem.n if gradient == "sum" else np.ones(clients)
+        self.asked = np.full(clients, np.nan)  # the ℓ of (8)
 
     def sigma2(self, m: int) -> float | None:
         """(13), (16) [21]: trace of the empirical covariance, from two models on."""
@@ -62,7 +65,8 @@ class ByHand:
         self.sigma0_2 = spread if self.variance == "sum" else spread / len(x)  # (14)
         w = self.weights(list(new)) if "weights" in self.use else np.ones(len(x))
         share = len(x) / len(self.history) if self.smoothing == "activity" else self.smoothing
-        self.theta = (1 - share) * self.theta + share * (w @ x / w.sum())  # (11)
+        some = any(self.sigma2(m) is not None for m in new)
+        self.theta = (1 - share) * self.theta + share * (w @ x / (w.sum() + self.prior * some))  # (11)
 
     def weights(self, clients: list[int]) -> Array:
         """w of these clients; a variance that is not known is the median of those among them that are."""
@@ -74,29 +78,32 @@ class ByHand:
 
     def begin(self, m: int, cohort: list[int]) -> tuple[Array, int]:
         sigma2 = self.sigma2(m)
+        self.asked[m] = np.nan
         if sigma2 is None:
             return self.theta, self.default
         w = 1 / (self.sigma0_2 + sigma2)
         if self.scope == "cohort":
-            S = self.weights(cohort).sum() - w
+            S = self.prior + self.weights(cohort).sum() - w
         else:
-            S = sum(self.weights([k])[0] for k, x in enumerate(self.history) if len(x) >= 2 and k != m)
+            S = self.prior + sum(self.weights([k])[0] for k, x in enumerate(self.history) if len(x) >= 2 and k != m)
         start, steps = self.theta, self.default
         if "init" in self.use and S > 0:  # (10)
             start = self.theta - min(w / S, 1) * (self.history[m][-1] - self.theta)
+        others = S if self.posterior == "paper" or S == 0 else 1 / (self.sigma0_2 + 1 / S)
+        b = 1 - self.lr / (self.problem.n[m] * sigma2)
+        if S > 0:
+            self.asked[m] = 0 if b <= 0 else np.log(others / (1 / sigma2 + others)) / np.log(b)
         if "steps" in self.use:  # (8)
-            others = S if self.posterior == "paper" or S == 0 else 1 / (self.sigma0_2 + 1 / S)
-            b = 1 - self.lr / (self.problem.n[m] * sigma2)
             if b <= 0 or S == 0:
                 return start, 1 if S > 0 else self.l_max
-            l = np.log(others / (1 / sigma2 + others)) / np.log(b)
+            l = self.asked[m]
             assert l > self.l_max or abs(l - round(l)) > 1e-3, "too close to call in float32: choose another problem"
             steps = int(min(max(1, np.ceil(l)), self.l_max))
         return start, steps
 
     def descend(self, m: int, theta: Array, steps: int) -> Array:
         for _ in range(steps):
-            theta = theta - self.lr * self.problem.A[m] @ (theta - self.problem.z[m])
+            theta = theta - self.lr * self.summed[m] * self.problem.A[m] @ (theta - self.problem.z[m])
         return theta
 
 
@@ -105,6 +112,7 @@ def check_against_hand(runner: Runner, hand: ByHand) -> None:
     sigma2 = [hand.sigma2(m) for m in range(clients)]
     own, active = states(runner), np.array([bool(x) for x in hand.history])
     np.testing.assert_array_equal(runner.steps, hand.steps)
+    np.testing.assert_allclose(own["asked"], [-1 if np.isnan(l) else l for l in hand.asked], rtol=1e-3, atol=1e-5)
     np.testing.assert_array_equal(own["t"], [len(x) for x in hand.history])
     np.testing.assert_allclose(own["sigma2"], [s or 0 for s in sigma2], **close)
     for m in np.flatnonzero(active):
@@ -150,7 +158,8 @@ class Known(SelfFL):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         w = 1 / (server["sigma0_2"] + uploads["sigma2"])
-        return {**server, "theta": w @ uploads["theta"] / w.sum(), "round": server["round"] + 1}
+        theta = (w @ uploads["theta"] + self.prior * server.get("prior", 0.0)) / (w.sum() + self.prior)
+        return {**server, "theta": theta, "round": server["round"] + 1}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from personafl.comparison import Comparison
+from personafl.config import parse
 from personafl.errors import ConfigError
+from personafl.registry import described
 from personafl.runs.run import Run
 from personafl.study import recipes
+from personafl.study.description import description
 from personafl.study.launch import run_plan
 from personafl.study.plan import plan
 from personafl.study.recipes import identity
@@ -150,6 +153,21 @@ def test_what_makes_a_run_another_run(monkeypatch):
     assert len({mine, identity(longer, federation), identity(config, other_data)}) == 3
     monkeypatch.setattr(recipes, "__version__", "99")
     assert identity(config, federation) != mine
+
+
+@pytest.mark.parametrize(("method", "later"), [("fedamp", "starts='random'"), ("persfl", "ties='earlier'")])
+def test_a_setting_that_came_later_makes_another_run_only_where_it_is_used(method, later):
+    key, value = later.split("=")
+    usual, used = (
+        plan(TABLES, [method], seeds=1, overrides=overrides).job(method, 3).config
+        for overrides in ([], [f"methods.{method}.algorithm.{key}={value}"])
+    )
+    federation = usual.federation()
+    assert key not in usual.tables()["algorithm"] and key in used.tables()["algorithm"]
+    assert parse(usual.tables()) == usual and parse(used.tables()) == used != usual
+    assert identity(usual, federation) != identity(used, federation)
+    assert key not in described(usual.algorithm) and key in described(used.algorithm)
+    assert description(usual.algorithm) != description(used.algorithm) and key not in str(description(usual.algorithm))
 
 
 class StopAt(Listener):

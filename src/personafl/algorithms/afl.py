@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer
 from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
@@ -70,10 +70,6 @@ class AFL(ReportsServer, Algorithm):
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         assert ctx.training is not None
         return {"theta": sent["theta"], "loss": ctx.training(sent["theta"])["loss"]}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {"theta": carry["theta"]}, {"theta": carry["theta"], "loss": carry["loss"]}

@@ -76,6 +76,10 @@ class Gradient(Protocol):
         """θ ← θ − lr (gradient at θ on this step's first batch + λ (θ − anchor)), in place."""
         ...
 
+    def count(self, batch: int = 0) -> Tensor:
+        """How many samples one of this step's batches has; on average, where they are drawn independently."""
+        ...
+
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """The model's outputs at `theta` on one of this step's batches, in evaluation mode."""
         ...
@@ -100,6 +104,13 @@ class Samples(Protocol):
         follow from that of the outputs: what a client sends is also asked for without data (`dry_run`), and then the
         model puts out a single number (and so many features as the function's attribute `width` says).
         `JobInfo.shapes` has what is needed.
+        """
+        ...
+
+    def squares(self, theta: Tensor) -> Tensor:
+        """The mean over the samples of the squares of each sample's gradient, as steps have it (with dropout).
+
+        It is the diagonal of the empirical Fisher information. A ConfigError where no sample has a gradient of its own.
         """
         ...
 
@@ -160,7 +171,7 @@ class Context:
         carry: State,
         name: str,
         gradient: Tensor | Gradient,
-        lr: float | None = None,
+        lr: float | Tensor | None = None,
         proximal: tuple[float | Tensor, Tensor] | None = None,
     ) -> None:
         """One step of the settings' optimizer on `carry[name]`, in place; its state is in the carry too.
@@ -273,8 +284,13 @@ class Program:
         raise NotImplementedError
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        """The carry after one local step; `grad(theta)` is the gradient at `theta` on the batch of this step."""
-        raise NotImplementedError
+        """The carry after one local step; `grad(theta)` is the gradient at `theta` on the batch of this step.
+
+        Left as it is, a step of the settings' optimizer on `carry["theta"]`, and nothing else: of a program that has no
+        step of its own, engines may take all steps at once.
+        """
+        ctx.descend(carry, "theta", grad)
+        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         """The client's new state, and what it sends up."""

@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, Welcomes
 from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
@@ -94,10 +94,6 @@ class CFL(Welcomes, ReportsServer, Algorithm):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"]}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {}, {"theta": carry["theta"]}

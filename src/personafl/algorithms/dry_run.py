@@ -37,6 +37,10 @@ class ZeroSamples:
         value: Tensor = function(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), **extra)
         return value if coupled else value[0]
 
+    def squares(self, theta: Tensor) -> Tensor:
+        """Of a gradient that is 0."""
+        return torch.zeros_like(theta)
+
 
 class ZeroGradient:
     """A `Gradient` that is 0 everywhere and counts how often it is asked for."""
@@ -50,6 +54,10 @@ class ZeroGradient:
     def descend(self, theta: Tensor, lr: float, proximal: tuple[float, Tensor] | None) -> None:
         """A step that changes nothing, and is counted."""
         self.made += 1
+
+    def count(self, batch: int = 0) -> Tensor:
+        """A batch of one."""
+        return torch.ones(())
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """A single 0."""

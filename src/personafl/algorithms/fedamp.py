@@ -11,9 +11,21 @@ Sent: u_i and the scalar λ/α_k down, w_i up (1/1); the server keeps the latest
 personalized model. The fixed point of (5) with (6) is stationary for Σ F_i + (λ/2) Σ_{i<j} A: equation (5) drops a
 factor 2 of the gradient of A(‖w_i − w_j‖²), and we keep (5).
 
+What the paper has besides:
+
+- `attention` has its other two functions A, see `attention.py`.
+- `alpha_schedule` has the steps of its theorems: "root" is α_k = λ/√K for K = `horizon` rounds; "harmonic" is λ/k, the
+  plainest with Σ α_k = ∞ and Σ α_k² < ∞. Both need σ and λ.
+- `starts = "random"` draws every w_i⁰, as Algorithm 1 does; how is in `starts.py`.
+- `personalized = "u"` evaluates u_i, Algorithm 1's other output: the one that a client got in its last round.
+- `objective` reports G (1): each client's F_i(w_i) is the column `objective` of clients.parquet; beside the weights in
+  evaluations/ are `attention`, which is Σ_{i<j} A, and `lam`, `alpha` and `sigma`, as they are in the next round. Where
+  all clients are active, G = Σ objective + lam · attention. Rounds go down on that with lam/2, as said above, and it
+  is one function of all rounds only where σ and λ are given.
+
 Ours, because nobody knows the scale of a distance between models beforehand:
 
-- All clients start from one θ0: averaging models of different random starts means nothing.
+- All clients start from one θ0: averaging models of different random starts means little.
 - σ, where left out, is `sigma_scale` times the median squared distance from the active clients to the others,
   measured anew in every round. For heurfedamp it is `contrast` over the standard deviation of the cosines.
 - α_k, where left out, is `alpha_fraction` of the largest value at which all rows are convex combinations now,
@@ -28,100 +40,24 @@ Ours, because nobody knows the scale of a distance between models beforehand:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
-from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
+from personafl.algorithms.attention import Attention, attention, cosines, slope_, squared_distances
+from personafl.algorithms.base import About, JobInfo, Program
+from personafl.algorithms.message_passing import MessagePassing, with_own
 from personafl.algorithms.search_spaces import searched
+from personafl.algorithms.training_loss import TrainingLoss
 from personafl.errors import ConfigError
+from personafl.registry import later
 from personafl.settings import check
 from personafl.states import State
 
-REPORTED = 2_000
-"""Clients up to which evaluations write down all weights: of more, M × M numbers take longer than the rounds."""
-COLUMNS = 1024
-"""Parameters of all models that are compared at once; anything from 256 to 4,096 takes the same time."""
-
 
 @dataclass(frozen=True)
-class _MessagePassing(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
-    """What both have in common: everything but the weights."""
-
-    pull: float = searched(0.1, 0.003, 1.0)
-    """λ/α_k: how strongly a client's model is pulled towards its u_i, where `lam` is left out."""
-
-    newcomer_rounds: ClassVar[int] = 2
-    uplink: ClassVar[Uplink] = {
-        "theta": Each(why="the server weighs clients by how similar their models are, two at a time", relative_to="u")
-    }
-
-    def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
-        """ξ (K, M) for the rows `w` (K, P), and the pull λ/α_k. Row k's own column is `ids[k]` (−1: it has none)."""
-        raise NotImplementedError
-
-    def new_server(self, theta0: Tensor, clients: int) -> State:
-        models = theta0.expand(clients, -1).clone()
-        return {"models": models, "round": torch.zeros((), dtype=torch.int64)}
-
-    def new_client(self, theta0: Tensor, sent: State) -> State:
-        return {"theta": sent["u"]}
-
-    def send(self, server: State, ids: Tensor) -> Sent:
-        everybody = server["models"]
-        ids = ids.to(everybody.device)
-        weights, pull = self._weights(_rows(everybody, ids), everybody, ids, server["round"])
-        return Sent({"pull": pull}, {"u": weights @ everybody})
-
-    def send_for_evaluation(self, server: State, ids: Tensor) -> Sent:
-        return Sent({"u": server["models"].mean(0)})
-
-    def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
-        return {"theta": sent["u"]}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        if ctx.local.optimizer != "sgd" or ctx.local.clip_norm is not None:
-            ctx.descend(carry, "theta", grad, proximal=(sent["pull"], sent["u"]))
-            return carry
-        ctx.descend(carry, "theta", grad)
-        rate = ctx.rates * sent["pull"] / (1 - ctx.local.momentum)  # with momentum, g counts 1/(1 − momentum) times
-        carry["theta"].add_(rate * sent["u"]).div_(1 + rate)
-        return carry
-
-    def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
-        w = carry["theta"]
-        return {"theta": w}, {"theta": w}
-
-    def aggregate(self, server: State, uploads: Uploads) -> State:
-        models = server["models"]
-        models.index_copy_(0, uploads.ids.to(models.device), uploads["theta"])
-        return {"models": models, "round": server["round"] + 1}
-
-    def personal(self, own: State, sent: State) -> Tensor:
-        return own["theta"]
-
-    def global_model(self, server: State) -> Tensor | None:
-        return None
-
-    def report_server(self, server: State) -> State:
-        everybody = server["models"]
-        if len(everybody) > REPORTED:
-            return {}
-        ids = torch.arange(len(everybody), device=everybody.device)
-        return {"weights": self._weights(everybody, everybody, ids, server["round"])[0]}
-
-    def welcome(self, server: State, upload: State) -> Sent:
-        everybody = server["models"]
-        own = upload["theta"][None] if upload else everybody.mean(0, keepdim=True)
-        weights, pull = self._weights(own, everybody, torch.tensor([-1]), server["round"])
-        similar = weights @ everybody + (1 - weights.sum(1, keepdim=True)) * own
-        return Sent({"pull": pull}, {"u": similar if upload else own})
-
-
-@dataclass(frozen=True)
-class FedAMP(_MessagePassing):
+class FedAMP(MessagePassing):
     """Each client gets its own cloud model, in which similar clients weigh more (Euclidean distance)."""
 
     sigma: float | None = None
@@ -138,6 +74,16 @@ class FedAMP(_MessagePassing):
     """What α_k is multiplied by, every `alpha_decay_every` rounds."""
     alpha_decay_every: int = 30
     """After how many rounds `alpha_decay` counts again."""
+    alpha_schedule: Literal["decay", "root", "harmonic"] = later("decay")
+    """α_k: as above; λ/√K, as in the theorems of convergence, with `horizon` for K; or λ/k in round k."""
+    horizon: int | None = later(None)
+    """K of the root schedule: how many rounds the run has."""
+    attention: Attention = later("exp")
+    """A: the negative exponential function, SCAD, or MCP."""
+    concavity: float = later(3.7)
+    """a of SCAD and MCP: beyond a·σ models do not attend to each other. 3.7 is SCAD's usual value."""
+    objective: bool = later(False)
+    """Whether evaluations report the objective G: each client's training loss, and the sum of A over pairs."""
 
     about = About(
         name="fedamp",
@@ -159,25 +105,74 @@ class FedAMP(_MessagePassing):
         check("algorithm.pull", self.pull, self.pull >= 0, "at least 0")
         if self.alpha is not None and self.sigma is None:
             raise ConfigError("algorithm.alpha is given without algorithm.sigma: its bound σ/(m−1) cannot be checked")
+        least = 2 if self.attention == "scad" else 0
+        check("algorithm.concavity", self.concavity, self.concavity > least, f"above {least}")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """What the schedules of the theorems need, and what they leave no room for."""
+        root, schedule = self.alpha_schedule == "root", f'algorithm.alpha_schedule = "{self.alpha_schedule}"'
+        fits = self.horizon is not None and self.horizon >= 1 if root else self.horizon is None
+        check("algorithm.horizon", self.horizon, fits, 'at least 1 round with alpha_schedule = "root", else left out')
+        if self.alpha_schedule == "decay":
+            return
+        if self.sigma is None or self.lam is None:
+            raise ConfigError(f"{schedule} needs algorithm.sigma and algorithm.lam: α_k follows from λ")
+        if self.alpha is not None or self.alpha_decay != 1:
+            raise ConfigError(f"{schedule} says what α_k is: leave out algorithm.alpha and algorithm.alpha_decay")
+
+    @property
+    def _first_alpha(self) -> float | None:
+        """α_1, where it does not follow from the models."""
+        if self.alpha_schedule == "decay" or self.lam is None:
+            return self.alpha
+        return float(self.lam / (self.horizon or 1) ** 0.5)
 
     def prepare(self, job: JobInfo) -> Self:
-        if self.alpha is not None and self.sigma is not None and job.clients > 1:
+        first = self._first_alpha
+        if first is not None and self.sigma is not None and job.clients > 1:
             bound = self.sigma / (job.clients - 1)
             reason = f"at most σ/(m−1) = {bound:g} for {job.clients} clients: above it ξ_ii would be negative"
-            check("algorithm.alpha", self.alpha, self.alpha <= bound * (1 + 1e-9), reason)
-        return self
+            key = "algorithm.alpha" if self.alpha is not None else f"algorithm.lam = {self.lam!r}: the α_k of round 1"
+            check(key, first, first <= bound * (1 + 1e-9), reason)
+        return super().prepare(job)
+
+    def evaluation_program(self, last: bool) -> Program | None:
+        return TrainingLoss() if self.objective else None
+
+    def report(self, own: State, sent: State) -> State:
+        unknown = sent["u"].new_full((), torch.nan)  # before anything was measured
+        return {"objective": own.get("objective", unknown)} if self.objective else {}
+
+    def report_server(self, server: State) -> State:
+        reported, everybody = super().report_server(server), server["models"]
+        if not self.objective or not reported:
+            return reported
+        ids = torch.arange(len(everybody), device=everybody.device)
+        _, alpha, sigma = self._attended(everybody, everybody, ids, server["round"])
+        apart = squared_distances(everybody, everybody).double().triu(1) / sigma.double()
+        lam = self.pull * alpha if self.lam is None else torch.tensor(self.lam)
+        total = attention(self.attention, apart, self.concavity).sum()
+        return {**reported, "attention": total, "lam": lam, "alpha": alpha, "sigma": sigma}
 
     def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
-        distance = _squared_distances(w, everybody)
+        closeness, alpha, _ = self._attended(w, everybody, ids, round)
+        pull = torch.tensor(self.pull, device=w.device) if self.lam is None else self.lam / alpha
+        return with_own(closeness.mul_(alpha), ids), pull
+
+    def _attended(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A′ between the rows and everybody but themselves, α_k and σ."""
+        distance = squared_distances(w, everybody)
         other = torch.arange(len(everybody), device=w.device) != ids[:, None]
         sigma = self._sigma(distance, other)
-        # A′, in place of the distances: with many clients there is room for few matrices of their size.
-        closeness = distance.neg_().div_(sigma).exp_().mul_(other).div_(sigma)
-        most = closeness.sum(1).max().clamp(min=1e-30)
-        alpha = self.alpha_fraction / most if self.alpha is None else torch.tensor(self.alpha, device=w.device)
-        alpha = alpha * self.alpha_decay ** torch.div(round, self.alpha_decay_every, rounding_mode="floor").to(w.device)
-        pull = torch.tensor(self.pull, device=w.device) if self.lam is None else self.lam / alpha
-        return _with_own(closeness.mul_(alpha), ids), pull
+        closeness = slope_(self.attention, distance.div_(sigma), self.concavity).mul_(other).div_(sigma)
+        return closeness, self._alpha(closeness, round.to(w.device)), sigma
+
+    def _alpha(self, closeness: Tensor, round: Tensor) -> Tensor:
+        first, most = self._first_alpha, closeness.sum(1).max().clamp(min=1e-30)
+        alpha = self.alpha_fraction / most if first is None else torch.tensor(first, device=round.device)
+        alpha = alpha * self.alpha_decay ** torch.div(round, self.alpha_decay_every, rounding_mode="floor")
+        return alpha / (round + 1) if self.alpha_schedule == "harmonic" else alpha
 
     def _sigma(self, distance: Tensor, other: Tensor) -> Tensor:
         if self.sigma is not None:
@@ -188,7 +183,7 @@ class FedAMP(_MessagePassing):
 
 
 @dataclass(frozen=True)
-class HeurFedAMP(_MessagePassing):
+class HeurFedAMP(MessagePassing):
     """FedAMP with cosine similarity, for deep networks, and a fixed weight for a client's own model."""
 
     self_weight: float = 0.3
@@ -208,7 +203,7 @@ class HeurFedAMP(_MessagePassing):
         check("algorithm.pull", self.pull, self.pull >= 0, "at least 0")
 
     def _weights(self, w: Tensor, everybody: Tensor, ids: Tensor, round: Tensor) -> tuple[Tensor, Tensor]:
-        cosine = _cosines(w, everybody)
+        cosine = cosines(w, everybody)
         other = torch.arange(len(everybody), device=w.device) != ids[:, None]
         if self.sigma is not None:
             scale = torch.tensor(self.sigma, device=w.device)
@@ -217,39 +212,4 @@ class HeurFedAMP(_MessagePassing):
             scale = torch.where(spread > 1e-7, self.contrast / spread.clamp(min=1e-7), torch.zeros_like(spread))
         attention = torch.softmax(torch.where(other, scale * cosine, -torch.inf), 1)
         attention = torch.nan_to_num(attention, 0.0)  # a single client has nobody to attend to
-        return _with_own((1 - self.self_weight) * attention, ids), torch.tensor(self.pull, device=w.device)
-
-
-def _with_own(weights: Tensor, ids: Tensor) -> Tensor:
-    """Give each row's own column what is left to 1 (a newcomer has no column)."""
-    rows = torch.nonzero(ids >= 0).flatten()
-    weights[rows, ids[rows]] = 1 - weights[rows].sum(1)
-    return weights
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a_i − b_j‖² by the matrix product of a and b, a block of columns at a time, so that no copy is larger than that.
-
-    Each block is centred first: models are close to each other and far from 0.
-    """
-    products, of_a, of_b = a.new_zeros(len(a), len(b)), a.new_zeros(len(a), 1), a.new_zeros(len(b))
-    for columns in zip(a.split(COLUMNS, 1), b.split(COLUMNS, 1), strict=True):
-        centre = columns[0].mean(0)
-        x, y = (block - centre for block in columns)
-        products.addmm_(x, y.T)
-        of_a += torch.linalg.vecdot(x, x)[:, None]
-        of_b += torch.linalg.vecdot(y, y)
-    return products.mul_(-2).add_(of_a).add_(of_b).clamp_(min=0.0)
-
-
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    of_a, of_b = (torch.linalg.vector_norm(vectors, dim=1).clamp(min=1e-12) for vectors in (a, b))
-    cosines: Tensor = (a @ b.T).div_(of_a[:, None]).div_(of_b)
-    return cosines
-
-
-def _rows(everybody: Tensor, ids: Tensor) -> Tensor:
-    """The models of these clients; all of them are not copied."""
-    if len(ids) == len(everybody) and bool((ids[1:] > ids[:-1]).all()):
-        return everybody
-    return everybody.index_select(0, ids)
+        return with_own((1 - self.self_weight) * attention, ids), torch.tensor(self.pull, device=w.device)

@@ -47,10 +47,6 @@ class FedAvg(Algorithm):
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"]}, ctx.steps
 
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
-
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         y = carry["theta"]
         return {"theta": y}, {"theta": y}

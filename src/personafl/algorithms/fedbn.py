@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Sent, Uplink
+from personafl.algorithms.base import About, Algorithm, Context, JobInfo, Mean, Sent, Uplink
 from personafl.algorithms.extras import ForSomeModels
 from personafl.algorithms.pieces import Pieces
 from personafl.errors import ConfigError
@@ -76,10 +76,6 @@ class FedBN(ForSomeModels, Algorithm):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": self._pieces.join(sent["base"], own["norms"])}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         base, norms = self._pieces.split(carry["theta"])

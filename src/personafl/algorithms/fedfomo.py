@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Sent, Uplink, Uploads
 from personafl.algorithms.extras import ReportsServer, SendsForEvaluation, Welcomes
 from personafl.settings import check
 from personafl.states import Ints, State
@@ -96,10 +96,6 @@ class FedFomo(SendsForEvaluation, Welcomes, ReportsServer, Algorithm):
         positive = gains.clamp(min=0)
         weights = positive / positive.sum().clamp(min=1e-30)
         return {"theta": theta + weights @ torch.stack(apart), "gains": gains}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {"theta": carry["theta"]}, {"theta": carry["theta"], "gains": carry["gains"]}

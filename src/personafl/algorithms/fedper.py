@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from personafl.algorithms.base import About, Context, Gradient, Mean, Sent, Uplink
+from personafl.algorithms.base import About, Context, Mean, Sent, Uplink
 from personafl.algorithms.heads import WithHead
 from personafl.states import State
 
@@ -50,10 +50,6 @@ class FedPer(WithHead):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": self._pieces.join(sent["base"], own["head"])}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         base, head = self._pieces.split(carry["theta"])

@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Gradient, JobInfo, Mean, Program, Sent, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, JobInfo, Mean, Program, Sent, Uplink, Uploads
 from personafl.algorithms.search_spaces import searched_among
 from personafl.algorithms.starts import several_starts
 from personafl.settings import check
@@ -83,10 +83,6 @@ class IFCA(Algorithm):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return choose(sent["models"], ctx), ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         chosen = carry["chosen"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from personafl.algorithms.base import About, Context, Gradient, Mean, Sent, Uplink
+from personafl.algorithms.base import About, Context, Mean, Sent, Uplink
 from personafl.algorithms.heads import HeadAndBody
 from personafl.states import State
 
@@ -53,10 +53,6 @@ class LGFedAvg(HeadAndBody):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": self._pieces.join(own["body"], sent["head"])}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         body, head = self._pieces.split(carry["theta"])

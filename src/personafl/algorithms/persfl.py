@@ -9,16 +9,19 @@ Divi: Unifying distillation with personalization in federated learning. Thesis, 
 
 D is the Kullback-Leibler divergence between the softmax of logits/T (`persfl`), or their cross-entropy (`persfl-gd`).
 The two differ by the teacher's entropy, a constant of the student: their gradients are equal, and so are their results
-here.
+here. The thesis's Algorithm 1 has D(teacher ‖ student), its equations (4.2) and (6.1) print D(student ‖ teacher):
+`direction = "reverse"` takes that (`distillation.py`), and then the two are different methods.
 
 Sent: w down, y up, in stage 1 (1/1); stage 2 is local. A client keeps its teacher, that teacher's validation loss and
 round. Personalized model: before the last round the teacher, after it the distilled student. Ours: the final global
-model is a candidate too; `teacher="last"` takes it for everybody (the thesis's "FedAvg as teacher"); stage 2 takes
+model is a candidate too; of teachers with the same loss the later one is kept, with `ties = "earlier"` the earlier one,
+as by the "<" of Algorithm 1; `teacher="last"` takes it for everybody (the thesis's "FedAvg as teacher"); stage 2 takes
 `distill_epochs` passes over the client's data with the local settings; a client that was never active has the current
 w, or a student of it; one without validation data has the last model it received and the first values of the grid;
-what `local.held_back` keeps of the validation data is neither looked at for the teacher nor for the student. A
-newcomer chooses its teacher among the global models of all rounds where the server kept them (`keep_models`), else
-takes the last.
+what `local.held_back` keeps of the validation data is neither looked at for the teacher nor for the student;
+`report_grid` reports each client's validation accuracy with every point of the grid, after the last round, in columns
+`grid_λ_T` of clients.parquet (not a number where it has no validation data). A newcomer chooses its teacher among the
+global models of all rounds where the server kept them (`keep_models`), else takes the last.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from personafl.algorithms.base import About, Context, Gradient, JobInfo, Program, Sent, Uploads
+from personafl.algorithms.distillation import OBJECTIVES, Direction, Divergence
 from personafl.algorithms.extras import SideBySide, Welcomes
 from personafl.algorithms.fedavg import FedAvg
 from personafl.errors import ConfigError
+from personafl.registry import later
 from personafl.settings import check
 from personafl.states import State
-from personafl.tasks.classes import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ class PersFL(Welcomes, FedAvg):
     """The global model of a client's lowest validation loss, or the last."""
     keep_models: bool = False
     """Whether the server keeps the global models of all rounds, for newcomers to choose from."""
+    direction: Direction = later("forward")
+    """D is that of the teacher to the student, as in Algorithm 1, or the reverse, as in equation (4.2)."""
+    ties: Literal["later", "earlier"] = later("later")
+    """Which of two global models of the same validation loss is the teacher; Algorithm 1 has the earlier."""
+    report_grid: bool = later(False)
+    """Whether the validation accuracy with every (λ, T) is reported, as `grid_λ_T` in clients.parquet."""
 
     about = About(
         name="persfl",
@@ -63,7 +72,7 @@ class PersFL(Welcomes, FedAvg):
         newcomer="distils from the best global model that the server kept, else from the last",
     )
     uses_validation: ClassVar[bool] = True
-    divergence: ClassVar[Literal["kl", "cross-entropy"]] = "kl"
+    divergence: ClassVar[Divergence] = "kl"
 
     def __post_init__(self) -> None:
         share = "one or more values in [0, 1]"
@@ -95,8 +104,8 @@ class PersFL(Welcomes, FedAvg):
         kept = {name: own[name] for name in ("teacher", "loss", "round")}
         newest = ctx.round - 1  # a round begins with the model that the one before it made
         for number, candidate in enumerate(candidates):
-            loss = ctx.validation(candidate)["loss"]
-            better = loss <= kept["loss"] if self.teacher == "best" else torch.ones_like(loss, dtype=torch.bool)
+            found = ctx.validation(candidate)
+            loss, better = found["loss"], self._better(found, kept["loss"])
             round = torch.full_like(loss, float(newest - len(candidates) + 1 + number))
             kept = {
                 "teacher": torch.where(better, candidate, kept["teacher"]),
@@ -104,6 +113,14 @@ class PersFL(Welcomes, FedAvg):
                 "round": torch.where(better, round, kept["round"]),
             }
         return kept
+
+    def _better(self, found: State, loss: Tensor) -> Tensor:
+        """Whether a model that measures so takes the place of a teacher with this loss."""
+        if self.teacher == "last":
+            return torch.ones_like(found["loss"], dtype=torch.bool)
+        if self.ties == "later":
+            return found["loss"] <= loss
+        return (found["loss"] < loss) | _nothing_measured(found)
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {name: carry[name] for name in ("teacher", "loss", "round")}, {"theta": carry["theta"]}
@@ -125,11 +142,16 @@ class PersFL(Welcomes, FedAvg):
 
     def report(self, own: State, sent: State) -> State:
         nothing = torch.full_like(own["round"], torch.nan)
-        return {
+        found = {
             "teacher_round": own["round"],
             "imitation": own.get("imitation", nothing),
             "temperature": own.get("temperature", nothing),
         }
+        if not self.report_grid:
+            return found
+        grid = Distill(self).grid
+        scores = own.get("grid", nothing.repeat(len(grid)))
+        return found | {f"grid_{lam:g}_{t:g}": scores[k] for k, (lam, t) in enumerate(grid)}
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,7 @@ class PersFLGD(PersFL):
     """PersFL with cross-entropy between teacher and student in place of the KL divergence."""
 
     about = replace(PersFL.about, name="persfl-gd")
-    divergence: ClassVar[Literal["kl", "cross-entropy"]] = "cross-entropy"
+    divergence: ClassVar[Divergence] = "cross-entropy"
 
 
 @dataclass(frozen=True)
@@ -166,7 +188,7 @@ class Distill(SideBySide, Program):
         return carry, self.stage1.distill_epochs * epoch
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        objective = distillation if self.stage1.divergence == "kl" else distillation_by_cross_entropy
+        objective = OBJECTIVES[self.stage1.divergence, self.stage1.direction]
         logits = grad.predict(carry["teacher"])
         weight, temperature = carry["imitation"], carry["temperature"]
         slope = grad(carry["student"], objective=objective, teacher=logits, imitation=weight, temperature=temperature)
@@ -175,30 +197,25 @@ class Distill(SideBySide, Program):
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         assert ctx.validation is not None
-        return carry, {**carry, "score": ctx.validation(carry["student"])["correct"]}
+        found = ctx.validation(carry["student"])
+        up = {**carry, "score": found["correct"]}
+        if self.stage1.report_grid:
+            up["grid"] = torch.where(_nothing_measured(found), torch.nan, found["correct"])
+        return carry, up
 
     def pick(self, own: State, up: State) -> State:
         # The small term sends ties to the first: it is less than one sample in a hundred thousand.
         handicap = 1e-6 * torch.arange(self.copies, device=up["score"].device) / self.copies
         best = torch.argmax(up["score"].double() - handicap)
-        return {name: value.index_select(0, best[None])[0] for name, value in up.items() if name != "score"}
+        kept = {
+            name: value.index_select(0, best[None])[0] for name, value in up.items() if name not in ("score", "grid")
+        }
+        return kept | {name: up[name] for name in ("grid",) if name in up}
 
 
-def distillation(outputs: Tensor, y: Tensor, teacher: Tensor, imitation: Tensor, temperature: Tensor) -> Tensor:
-    """(1 − λ) CE + λ T² KL(teacher ‖ student), for each sample."""
-    soft = F.softmax(teacher / temperature, -1)
-    entropy = -(soft * F.log_softmax(teacher / temperature, -1)).sum(-1)
-    by_entropy = distillation_by_cross_entropy(outputs, y, teacher, imitation, temperature)
-    return by_entropy - imitation * temperature**2 * entropy
-
-
-def distillation_by_cross_entropy(
-    outputs: Tensor, y: Tensor, teacher: Tensor, imitation: Tensor, temperature: Tensor
-) -> Tensor:
-    """(1 − λ) CE + λ T² CE(teacher, student), for each sample."""
-    soft = F.softmax(teacher / temperature, -1)
-    imitated = -(soft * F.log_softmax(outputs / temperature, -1)).sum(-1)
-    return (1 - imitation) * cross_entropy(outputs, y) + imitation * temperature**2 * imitated
+def _nothing_measured(found: State) -> Tensor:
+    """Whether there was no sample: where the loss is 0, the class of the largest output is the right one."""
+    return (found["loss"] == 0) & (found["correct"] == 0)
 
 
 def _all(values: tuple[float, ...], ok: Callable[[float], bool]) -> bool:

@@ -28,11 +28,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, Sent, Uplink, Uploads
+from personafl.algorithms.base import About, Algorithm, Context, Each, Sent, Uplink, Uploads
 from personafl.algorithms.extras import Welcomes
 from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
-from personafl.states import State
+from personafl.states import State, moved
 from personafl.streams import array_key
 
 MOST_HALVINGS = 30
@@ -79,8 +79,7 @@ class PFedHN(Welcomes, Algorithm):
             for name, shape in (("weight", (width, size)), ("bias", (width,))):
                 made[f"{name}{number}"] = (2 * torch.rand(shape, generator=draw) - 1) * bound
             size = width
-        made = {name: value.to(theta0.device) for name, value in made.items()}
-        return {**made, "head": theta0.new_zeros(len(theta0), size), "theta": theta0.clone()}
+        return {**moved(made, theta0.device), "head": theta0.new_zeros(len(theta0), size), "theta": theta0.clone()}
 
     def models(self, server: State, embeddings: Tensor) -> Tensor:
         """h(v; φ) for each of these embeddings, (K, P)."""
@@ -96,10 +95,6 @@ class PFedHN(Welcomes, Algorithm):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": sent["theta"]}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {}, {"theta": carry["theta"]}

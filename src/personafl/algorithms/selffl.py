@@ -38,15 +38,14 @@ Where the paper is silent or misprinted, ours, all of them options:
 - `unknown`: "median", or "mean", is what counts in the place of a σ_m² that is not known yet.
 - `sums` has the server compute a round by sums alone (`selffl_sums`), as it must with secure aggregation. S_m is then
   over those who answered last, without the client itself: the cohort, where everybody is active.
-- `clusters`: "none", "group" (the federation's groups), or "uncertainty" (`cluster_count` clusters, equal in number, by
-  σ_m²). The server then keeps the latest model of each cluster, the w_m-weighted mean of its active clients, and every
-  round aggregates over all clusters by 1/(σ0² + σ_c²), σ_c² the mean over those clients.
+- `clusters` is a level between server and clients (`selffl_clusters`).
+- `gradient`, `rate`, `sigma` and `prior` are what the papers describe beside the usual (`selffl_options`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -54,8 +53,10 @@ from torch import Tensor
 from personafl.algorithms.base import About, Algorithm, Context, Each, Gradient, JobInfo, Sent, Uplink, Uploads
 from personafl.algorithms.extras import SendsForEvaluation
 from personafl.algorithms.search_spaces import searched_among
+from personafl.algorithms.selffl_clusters import Clusters
+from personafl.algorithms.selffl_options import NO_BOUND, Options, rate_asked, steps_asked
 from personafl.algorithms.selffl_sums import FLOOR, BySums
-from personafl.errors import ConfigError
+from personafl.registry import later
 from personafl.settings import check
 from personafl.states import State
 
@@ -66,7 +67,7 @@ STEPS_OF_SGD = (
 
 
 @dataclass(frozen=True)
-class SelfFL(SendsForEvaluation, BySums, Algorithm):
+class SelfFL(SendsForEvaluation, BySums, Clusters, Options, Algorithm):
     """Personalization driven by inter- and intra-client uncertainty."""
 
     l_max: int = searched_among(40, (10, 20, 40, 80))
@@ -93,34 +94,30 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
     """A level between client and server: none, the federation's groups, or by uncertainty."""
     cluster_count: int = 5
     """How many clusters there are by uncertainty."""
-    unknown: Literal["median", "mean"] = "median"
+    unknown: Literal["median", "mean"] = later("median")
     """Of the known σ_m²: what a client counts with that does not know its own yet."""
-    sums: bool = False
+    sums: bool = later(False)
     """Whether the server uses sums over clients only, as secure aggregation asks for."""
+    gradient: Literal["mean", "sum"] = later("mean")
+    """What a step descends: the mean of a batch's losses, or their sum, as Algorithm 1 prints it."""
+    rate: Literal["local", "solved"] = later("local")
+    """η_m: `local.lr`, or what (8) asks for with the number of steps that is taken."""
+    rate_max: float = later(1.0)
+    """The largest η_m that is solved for, as a multiple of `local.lr`."""
+    sigma: Literal["rounds", "fisher"] = later("rounds")
+    """σ_m²: the variance of a client's models over rounds, or v²/N_m by their Fisher information."""
+    damping: float = later(1.0)
+    """With `sigma = "fisher"`: the precision that a parameter has of which the data say nothing."""
+    prior: float = later(0.0)
+    """1/τ² of a normal prior of θ_0 around the initial model; 0 is a flat prior."""
 
     about = About(
         name="selffl",
         paper="Chen et al. 2022",
         personalized="θ_m",
-        keeps="θ_m, its running mean, σ_m², a count",
+        keeps="θ_m, its running mean, σ_m², a count, the ℓ that (8) asked for",
         newcomer="trains once from the final θ, as a client in its first round",
     )
-    uplink: ClassVar[Uplink] = {
-        "theta": Each(
-            why="the server weighs each model by its σ_m², and σ0² is the spread of the single models",
-            weights="samples",  # of warm rounds
-            relative_to="theta",
-            averaged=True,
-        ),
-        "sigma2": Each(
-            why="the server weighs each model by its σ_m²",
-            within=1.0,  # a model that stays within the clip C of what it was sent has a variance of at most C²
-            averaged=True,  # a weight, which is at most 1/σ0² whatever σ_m² a client claims
-        ),
-    }
-
-    # The cluster of each client, where clusters are given groups: set by `prepare`.
-    _groups: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check("algorithm.l_max", self.l_max, self.l_max >= 1, "at least 1")
@@ -134,18 +131,33 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
         plain = (self.clusters, self.warm_rounds, self.scope) == ("none", 0, "cohort") and self.smoothing != "adaptive"
         only = 'false, or without clusters, warm_rounds, scope = "all" and smoothing = "adaptive", which are no sums'
         check("algorithm.sums", self.sums, not self.sums or plain, only)
+        self._check_options()
+        object.__setattr__(self, "uses_training", self.sigma == "fisher")
+
+    @property
+    def uplink(self) -> Uplink:
+        by_rounds = self.sigma == "rounds"
+        return {
+            "theta": Each(
+                why="the server weighs each model by its σ_m², and σ0² is the spread of the single models",
+                weights="samples",  # of warm rounds
+                relative_to="theta",
+                averaged=True,
+            ),
+            "sigma2": Each(
+                why="the server weighs each model by its σ_m²",
+                # A model that stays within the clip C of what it was sent has a variance over rounds of at most C².
+                within=1.0 if by_rounds else None,
+                unprotected="" if by_rounds else NO_BOUND,
+                averaged=True,  # a weight, which is at most 1/σ0² whatever σ_m² a client claims
+            ),
+        }
 
     def prepare(self, job: JobInfo) -> Self:
-        if self.use_steps:
+        self._check_fisher(job)
+        if self.use_steps or self.rate == "solved":
             job.require_sgd(f"{self.name}: {STEPS_OF_SGD}", "momentum", "nesterov")
-        if self.clusters != "group":
-            return self
-        if job.groups is None:
-            raise ConfigError('algorithm.clusters = "group": the clients of this federation have no groups')
-        names = sorted(set(job.groups))
-        fitted = replace(self)
-        object.__setattr__(fitted, "_groups", tuple(names.index(group) for group in job.groups))
-        return fitted
+        return self._grouped(job)
 
     # --- server ----------------------------------------------------------------------------------------------
 
@@ -153,19 +165,14 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
         if self.sums:
             return self._new_total(theta0, clients)
         unknown = torch.full((), -1.0, device=theta0.device)
-        state = {
+        return {
             "theta": theta0.clone(),
             "sigma0_2": unknown,
             "sigma2": unknown.repeat(clients),
             "round": torch.zeros((), dtype=torch.int64),
+            **self._new_clusters(theta0),
+            **self._prior_at(theta0),
         }
-        if self.clusters != "none":
-            count = self.cluster_count if self.clusters == "uncertainty" else max(self._groups, default=0) + 1
-            state |= {
-                "cluster_theta": torch.zeros(count, len(theta0), device=theta0.device),
-                "cluster_sigma2": unknown.repeat(count),
-            }
-        return state
 
     def send(self, server: State, ids: Tensor) -> Sent:
         if self.scope == "all" or self.sums:
@@ -188,7 +195,7 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
     def _sent(self, server: State, others: Tensor) -> Sent:
         warm = (server["round"] < self.warm_rounds).float().to(others.device)
         shared = {"theta": server["theta"], "sigma0_2": server["sigma0_2"], "warm": warm}
-        return Sent(shared, {"S": others.clamp(min=0).float()})
+        return Sent(shared, {"S": (others.clamp(min=0) + self.prior).float()})
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         if self.sums:
@@ -196,7 +203,8 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
         theta, reported, clients = uploads["theta"], uploads["sigma2"], len(server["sigma2"])
         round = server["round"] + 1
         if round <= self.warm_rounds:
-            return {**server, "theta": uploads.mean("theta"), "round": round}
+            warm = uploads.mean("theta")
+            return {**server, **self._prior_at(warm), "theta": warm, "round": round}
         # With noise s² on every number, models are (1 − 1/K) P s² further from their mean than without, on average.
         of_noise = (1 - 1 / len(theta)) * theta[0].numel() * uploads.noise**2
         of_noise *= len(theta) if self.variance == "sum" else 1
@@ -209,10 +217,11 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
         new = {**server, "sigma0_2": sigma0_2, "round": round}
         new["sigma2"] = server["sigma2"].index_copy(0, uploads.ids.to(theta.device), reported)
         if self.clusters == "none":
-            estimate = uploads.average(theta, weights)
+            estimate, mass = uploads.average(theta, weights), weights.sum()
         else:
-            estimate = self._aggregate_clusters(new, uploads, weights, sigma2)
+            estimate, mass = self._aggregate_clusters(new, uploads, weights, sigma2)
         share = self._share(server["theta"], estimate, uploads, weights, clients)
+        estimate = self._shrunk(estimate, mass, (reported >= 0).any(), server)
         new["theta"] = torch.lerp(server["theta"], estimate, share)
         return new
 
@@ -245,39 +254,26 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
         signal = (estimate - theta).square().sum().clamp(min=1e-30)
         return (1 - noise / signal).clamp(activity, 1.0)
 
-    def _aggregate_clusters(self, server: State, uploads: Uploads, weights: Tensor, sigma2: Tensor) -> Tensor:
-        """Renew the models of the clusters that were active; the mean over all clusters that are known."""
-        if self.clusters == "group":
-            cluster = torch.tensor(self._groups, device=weights.device)[uploads.ids.to(weights.device)]
-        else:
-            cuts = torch.linspace(0, 1, self.cluster_count + 1, device=weights.device)[1:-1]
-            known = server["sigma2"][server["sigma2"] >= 0]
-            cluster = torch.bucketize(sigma2, torch.quantile(known if len(known) else sigma2, cuts))
-        models, sigmas = server["cluster_theta"].clone(), server["cluster_sigma2"].clone()
-        for c in cluster.unique():
-            rows = cluster == c
-            inside = uploads.limit(weights[rows])
-            models[c] = uploads.average(uploads["theta"][rows], inside)
-            sigmas[c] = sigma2[rows].mean()
-        server |= {"cluster_theta": models, "cluster_sigma2": sigmas}
-        seen = sigmas >= 0
-        mass = 1 / (server["sigma0_2"] + sigmas[seen]) if self.use_weights else torch.ones_like(sigmas[seen])
-        mass = uploads.limit(mass)
-        return uploads.average(models[seen], mass)
-
     # --- client ----------------------------------------------------------------------------------------------
 
     def new_client(self, theta0: Tensor, sent: State) -> State:
         zero = torch.zeros((), device=theta0.device)
-        return {"theta": sent["theta"], "mean": torch.zeros_like(theta0), "sigma2": zero, "t": zero}
+        own = {"theta": sent["theta"], "mean": torch.zeros_like(theta0), "sigma2": zero, "t": zero}
+        return {**own, "asked": torch.full_like(zero, -1.0)}
 
     def _aware(self, own: State, sent: State) -> Tensor:
         """Whether a client knows its own variance, and the server that between clients."""
-        return (own["t"] >= 2) & (sent["sigma0_2"] >= 0)
+        return (own["t"] >= self._first_known) & (sent["sigma0_2"] >= 0)
 
     def _evidence(self, sigma0_2: Tensor, S: Tensor) -> Tensor:
         """What the others know of this client's parameter, as a precision: S_m, or exactly 1/(σ0² + 1/S_m)."""
         return S if self.posterior == "paper" else S / (1 + sigma0_2 * S)
+
+    def asked(self, own: State, sent: State, ctx: Context) -> Tensor:
+        """The ℓ of (8), before it is made a whole number between 1 and `l_max`."""
+        others = self._evidence(sent["sigma0_2"].clamp(min=0), self._others(own, sent))
+        sigma2 = own["sigma2"].clamp(min=FLOOR)
+        return steps_asked(sigma2, others, ctx.lr / (ctx.batch_size * sigma2))
 
     def start(self, own: State, sent: State, ctx: Context) -> tuple[Tensor, Tensor]:
         """Start point (10) and number of steps (8)."""
@@ -286,32 +282,50 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
         ratio = torch.where(S > 0, 1 / ((sigma0_2 + sigma2) * S.clamp(min=1e-30)), 0.0).clamp(max=1.0)
         aware = self._aware(own, sent)
         start = torch.lerp(theta, own["theta"], -torch.where(aware & self.use_init, ratio, 0.0))
-        # ℓ = log(S/(σ⁻² + S)) / log(1 − η/(Bσ²)), by log1p: both arguments may be as close to 1 as float32 goes.
-        others = self._evidence(sigma0_2, S)
-        rate = ctx.lr / (ctx.batch_size * sigma2)
-        wanted = torch.log1p(1 / (sigma2 * others).clamp(min=1e-30)) / -torch.log1p(-rate.clamp(1e-30, 1 - 1e-6))
-        wanted = torch.where(rate < 1, torch.ceil(wanted * (1 - 1e-5)), 1.0)  # 3 steps stay 3, whatever the rounding
-        steps = torch.where(others > 0, wanted, self.l_max).clamp(1, self.l_max).to(ctx.steps.dtype)
+        whole = torch.ceil(self.asked(own, sent, ctx) * (1 - 1e-5))  # 3 steps stay 3, whatever the rounding
+        steps = whole.clamp(1, self.l_max).to(ctx.steps.dtype)
         return start, torch.where(aware & self.use_steps, steps, ctx.steps)
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         start, steps = self.start(own, sent, ctx)
-        return {"theta": start}, steps
+        asked = self.asked(own, sent, ctx)
+        known = self._aware(own, sent) & asked.isfinite()
+        return {"theta": start, "asked": torch.where(known, asked, -1.0)} | self._solved(own, sent, steps, ctx), steps
+
+    def _solved(self, own: State, sent: State, steps: Tensor, ctx: Context) -> State:
+        """η_m, where it is not that of the settings."""
+        if self.rate == "local":
+            return {}
+        others = self._evidence(sent["sigma0_2"].clamp(min=0), self._others(own, sent))
+        rate = rate_asked(own["sigma2"].clamp(min=FLOOR), others, ctx.batch_size, steps)
+        usable = self._aware(own, sent) & (others > 0)
+        return {"rate": torch.where(usable, rate.clamp(max=self.rate_max * ctx.lr), ctx.lr)}
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
+        along = grad if self.gradient == "mean" else self._slope(grad, carry["theta"])
+        ctx.descend(carry, "theta", along, lr=carry.get("rate"))
         return carry
+
+    def _remembered(self, own: State, carry: State, sent: State, ctx: Context) -> State:
+        """What a client knows of itself after training."""
+        theta, counts = carry["theta"], sent["warm"] == 0
+        new = online_variance(own, theta, counts, self.window) | {"asked": carry["asked"]}
+        return self._by_fisher(new, theta, counts, ctx)
+
+    def _told(self, new: State) -> Tensor:
+        """σ_m² for the server; −1 while it is not known."""
+        return torch.where(new["t"] >= self._first_known, new["sigma2"], -1.0)
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         theta = carry["theta"]
-        new = {"theta": theta, **online_variance(own, theta, sent["warm"] == 0, self.window)}
-        return new, {"theta": theta, "sigma2": torch.where(new["t"] >= 2, new["sigma2"], -1.0)}
+        new = {"theta": theta, **self._remembered(own, carry, sent, ctx)}
+        return new, {"theta": theta, "sigma2": self._told(new)}
 
     def personal(self, own: State, sent: State) -> Tensor:
         return own["theta"]
 
     def report(self, own: State, sent: State) -> State:
-        """σ_m², weight, posterior variance and GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others).
+        """σ_m², weight, posterior variance, GAIN (v^(L)/v^(FL) = 1 + σ_m² · evidence of the others), and the ℓ of (8).
 
         Nothing with `sums`: each of these would tell σ_m².
         """
@@ -327,7 +341,8 @@ class SelfFL(SendsForEvaluation, BySums, Algorithm):
             "posterior_variance": 1 / (1 / sigma2 + evidence),
             "gain": 1 + sigma2 * evidence,
         }
-        return {name: torch.where(known, value, torch.nan) for name, value in values.items()}
+        asked = torch.where(own["asked"] >= 0, own["asked"], torch.nan)
+        return {**{n: torch.where(known, value, torch.nan) for n, value in values.items()}, "asked_steps": asked}
 
 
 def online_variance(own: State, x: Tensor, counts: Tensor, window: int = 0) -> State:

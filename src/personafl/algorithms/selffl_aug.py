@@ -3,8 +3,14 @@
 Chen, Ding, Tramel, Wu, Sahu, Avestimehr, Zhang: Self-aware personalized federated learning, preprint, appendix D.
 
 After its ℓ_m steps, which give the personalized θ_m^t as in Algorithm 1, a client trains on until it has approximately
-converged, to θ_{m,t}. Variances [23], [25], start point [24] and aggregation [26] use θ_{m,t}; everything else is as in
-`selffl`, options included.
+converged, to θ_{m,t}:
+
+    client   θ_m^t = ℓ_m steps of SGD from θ − (w_m / S_m)(θ_{m,t−1} − θ)                              [24]
+             θ_{m,t} ← SGD on from θ_m^t, until it has converged
+             σ_m² = empirical variance of its θ_{m,t} over rounds                                      [23]
+    server   σ0² = empirical variance of the θ_{m,t};  θ̂ = Σ w_m θ_{m,t} / Σ w_m                 [25], [26]
+
+Everything else (w_m, S_m, ℓ_m, how θ moves to θ̂) is as in `selffl`, options included.
 
 Sent: θ, σ0², S_m down; θ_{m,t}, θ_m^t and σ_m² up: 2/1 and scalars. A client keeps what a client of `selffl` keeps,
 θ_m^t and ℓ_m. Personalized model: θ_m^t. Ours: converged means that the parameters moved by less than `tolerance` times
@@ -15,14 +21,13 @@ after `extra_steps` further steps in any case. The engine runs all `extra_steps`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from personafl.algorithms.base import Context, Gradient, Mean, Uplink
 from personafl.algorithms.optimizers import optimizer_state
-from personafl.algorithms.selffl import SelfFL, online_variance
+from personafl.algorithms.selffl import SelfFL
 from personafl.settings import check
 from personafl.states import State, each
 
@@ -40,14 +45,15 @@ class SelfFLAug(SelfFL):
         SelfFL.about,
         name="selffl-aug",
         personalized="θ_m^t",
-        keeps="θ_m^t, θ_{m,t}, its running mean, σ_m², a count",
+        keeps="θ_m^t, θ_{m,t}, its running mean, σ_m², a count, ℓ_m and the ℓ that (8) asked for",
         traffic=("2", "1"),
     )
-    uplink: ClassVar[Uplink] = {
-        "theta": SelfFL.uplink["theta"],
-        "personal": Mean(relative_to="theta"),  # as the preprint has it; the server does nothing with it
-        "sigma2": SelfFL.uplink["sigma2"],
-    }
+
+    @property
+    def uplink(self) -> Uplink:
+        of_both = super().uplink
+        # θ_m^t goes up as the preprint has it; the server does nothing with it.
+        return {"theta": of_both["theta"], "personal": Mean(relative_to="theta"), "sigma2": of_both["sigma2"]}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,16 +68,15 @@ class SelfFLAug(SelfFL):
         return {**own, "personal": sent["theta"], "ell": torch.zeros_like(own["t"])}
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
-        start, steps = self.start(own, sent, ctx)
+        carry, steps = super().begin(own, sent, ctx)
         ell = steps.to(own["t"].dtype)
-        carry = {"theta": start, "personal": start, "ell": ell, "left": ell, "moved": torch.full_like(ell, -1.0)}
+        carry |= {"personal": carry["theta"], "ell": ell, "left": ell, "moved": torch.full_like(ell, -1.0)}
         extra = torch.where(sent["warm"] > 0, 0, self.extra_steps)
         return carry, steps + extra.to(steps.dtype)
 
     def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
         before, kept = carry["theta"].clone(), each(torch.clone, optimizer_state(carry))
-        gradient = grad(before)
-        ctx.descend(carry, "theta", gradient)
+        ctx.descend(carry, "theta", self._slope(grad, before), lr=carry.get("rate"))
         early = carry["left"] > 0
         going = early | (carry["moved"] < 0) | (carry["moved"] > self.tolerance)
         theta = torch.where(going, carry["theta"], before)
@@ -91,10 +96,9 @@ class SelfFLAug(SelfFL):
             "theta": theta,
             "personal": personal,
             "ell": carry["ell"],
-            **online_variance(own, theta, sent["warm"] == 0, self.window),
+            **self._remembered(own, carry, sent, ctx),
         }
-        sigma2 = torch.where(new["t"] >= 2, new["sigma2"], -1.0)
-        return new, {"theta": theta, "personal": personal, "sigma2": sigma2}
+        return new, {"theta": theta, "personal": personal, "sigma2": self._told(new)}
 
     def personal(self, own: State, sent: State) -> Tensor:
         return own["personal"]

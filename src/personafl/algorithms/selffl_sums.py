@@ -16,6 +16,8 @@ All in double: σ0² is a difference of two sums.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,9 @@ class BySums(TwoSums):
     variance: str
     use_weights: bool
     smoothing: float | str
+    prior: float
+    _prior_at: Callable[[Tensor], State]
+    _shrunk: Callable[[Tensor, Tensor, Tensor, State], Tensor]
 
     def _new_total(self, theta0: Tensor, clients: int) -> State:
         """What the server keeps: the total of the weights, and who is in it."""
@@ -42,12 +47,13 @@ class BySums(TwoSums):
             "total": torch.zeros((), dtype=torch.float64, device=theta0.device),
             "counted": torch.zeros(clients, device=theta0.device),
             "round": torch.zeros((), dtype=torch.int64),
+            **self._prior_at(theta0),
         }
 
     def _send_total(self, server: State, ids: Tensor) -> Sent:
         mine = server["counted"][ids.to(server["counted"].device)]
         shared = {"theta": server["theta"], "sigma0_2": server["sigma0_2"], "warm": torch.zeros_like(mine[0])}
-        return Sent(shared, {"S": server["total"].repeat(len(ids)), "mine": mine})
+        return Sent(shared, {"S": (server["total"] + self.prior).repeat(len(ids)), "mine": mine})
 
     def _others(self, own: State, sent: State) -> Tensor:
         """S_m; of a total, without this client's own part."""
@@ -65,8 +71,11 @@ class BySums(TwoSums):
         told = self.tell(sums)
         counted = torch.zeros_like(server["counted"]).index_fill(0, uploads.ids.to(server["counted"].device), 1.0)
         share = len(uploads) / len(counted) if self.smoothing == "activity" else float(self.smoothing)
+        mass = sums["weight"] / (told["sigma0_2"] + FLOOR)
+        aim = self._shrunk(estimate(server["theta"], sums), mass, sums["known"] > 0, server)
         return {
-            "theta": torch.lerp(server["theta"], estimate(server["theta"], sums), share),
+            **server,
+            "theta": torch.lerp(server["theta"], aim, share),
             "sigma0_2": told["sigma0_2"].float(),
             "total": total_precision(told, sums),
             "counted": counted,

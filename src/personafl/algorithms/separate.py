@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from personafl.algorithms.base import About, Algorithm, Context, Gradient, Sent, Uplink
+from personafl.algorithms.base import About, Algorithm, Context, Sent, Uplink
 from personafl.states import State
 
 
@@ -42,10 +42,6 @@ class Separate(Algorithm):
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         return {"theta": own["theta"]}, ctx.steps
-
-    def step(self, carry: State, sent: State, grad: Gradient, ctx: Context) -> State:
-        ctx.descend(carry, "theta", grad)
-        return carry
 
     def finish(self, own: State, carry: State, sent: State, ctx: Context) -> tuple[State, State]:
         return {"theta": carry["theta"]}, {}

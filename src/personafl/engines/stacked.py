@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.base import Context, Sent
+from personafl.algorithms.base import Context, Program, Sent
 from personafl.algorithms.extras import batches_per_step
 from personafl.engines.base import ClientFunction, Engine, Split
 from personafl.engines.batches import BatchPlan
@@ -25,6 +25,7 @@ from personafl.engines.sums import ClientSums
 from personafl.engines.vmap import outside_vmap, over_clients
 from personafl.engines.work import Result, Work, descend, require_none, require_public
 from personafl.inputs import some, tensors, unbound
+from personafl.kernels.per_sample import mean_squares_stacked
 from personafl.kernels.task import Batch, Objective, Task
 from personafl.states import Ints, State, rows
 
@@ -89,8 +90,13 @@ class StackedEngine(Engine):
         draws, names, each = batches_per_step(work.program), list(carry), work.sent.each
         plan = self._plan(work, keys, steps)
         drawn = _Drawn(self, plan, self._dropout_keys(keys, plan.counts.shape[1]))
-        done: State = {}
         gradients = np.zeros_like(steps)
+        if self._only_descends(work):
+            left_at = np.searchsorted(-steps, -np.arange(int(steps.max(initial=0))), side="left")
+            batches = (drawn.batch(s, int(left)) for s, left in enumerate(left_at))
+            self.task.descend_through(carry["theta"], batches, self.local.rate(max(work.round, 1)))
+            return carry, steps.copy()
+        done: State = {}
         live, step = len(steps), 0
         while step < int(steps.max(initial=0)):
             left = int(np.searchsorted(-steps, -step, side="left"))  # clients with more than `step` steps
@@ -124,13 +130,22 @@ class StackedEngine(Engine):
             done[name][:live] = carry[name]
         return done, gradients
 
+    def _only_descends(self, work: Work) -> bool:
+        """Whether a step is SGD on θ and nothing else, for networks that take many such steps at once."""
+        plain = type(work.program).step is Program.step and batches_per_step(work.program) == 1
+        plain = plain and self.local.plain and not self.local.groups and self.task.per_sample is None
+        return plain and self.task.takes_steps_at_once(self.federation.x)
+
     def _data(self, batch: Batch, name: str, row: Tensor, fields: State) -> ClientData:
         """One client's data under vmap; outputs are computed outside of it, for all clients as one batch."""
 
         def outputs(task: Task, theta: Tensor) -> Tensor:
             return outside_vmap(partial(task.predict_stacked, x=batch.x, weight=batch.weight), row, theta)
 
-        return ClientData(self.task, fields[f"{name}.y"], fields[f"{name}.weight"], outputs)
+        def squares(task: Task, theta: Tensor) -> Tensor:
+            return outside_vmap(partial(mean_squares_stacked, task, batch=batch), row, theta)
+
+        return ClientData(self.task, fields[f"{name}.y"], fields[f"{name}.weight"], outputs, squares)
 
     def _map(self, function: ClientFunction, own: State, sent: Sent, count: int) -> State:
         def one(own: State, each: State) -> tuple[State]:
@@ -263,6 +278,10 @@ class StackedBatches:
             outside_vmap(function, self._row, theta)
         else:
             outside_vmap(partial(function, pull=proximal[0]), self._row, theta, anchor=proximal[1])
+
+    def count(self, batch: int = 0) -> Tensor:
+        """How many samples a batch has."""
+        return outside_vmap(lambda row: self._batches[batch].count, self._row, self._row)
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """Outputs in evaluation mode for the samples of a batch."""

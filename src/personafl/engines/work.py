@@ -70,6 +70,10 @@ class StepBatches:
         """One step of SGD in place, of the loss plus proximal[0]/2 · ‖theta - proximal[1]‖²."""
         descend(self(theta), theta, lr, proximal)
 
+    def count(self, batch: int = 0) -> Tensor:
+        """How many samples a batch has."""
+        return self._batches[batch].count
+
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
         """Outputs in evaluation mode for the samples of a batch."""
         require_public(self._task)

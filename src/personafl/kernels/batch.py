@@ -22,3 +22,8 @@ class Batch:
     weight: Tensor
     key: Tensor
     expected: Tensor | None = None
+
+    @property
+    def count(self) -> Tensor:
+        """How many samples there are, or are on average."""
+        return self.weight.sum(-1) if self.expected is None else self.expected.to(self.weight).view(self.key.shape)

@@ -55,6 +55,22 @@ class MLPKernel:
                 g = torch.bmm(g, params[self._first_parameter[i]]).view(before.shape)
         return out[::-1]
 
+    def descend(self, params: Sequence[Tensor], x: Tensor, slope: Callable[[Tensor], Tensor], lr: float) -> None:
+        """A step of SGD in place: of layers whose weights are one block for all clients, the product is the update."""
+        values = self._values(params, x)
+        g = slope(values[-1])
+        for i in reversed(range(self._lowest, len(self.layers))):
+            layer, before, first = self.layers[i], values[i], self._first_parameter[i]
+            if type(layer) is not nn.Linear:
+                g = _back(layer, g, before, values[i + 1])
+                continue
+            g = g.flatten(1, -2)
+            below = torch.bmm(g, params[first]).view(before.shape) if i > self._lowest else g
+            params[first].baddbmm_(g.transpose(1, 2), before.flatten(1, -2), alpha=-lr)
+            if layer.bias is not None:
+                params[first + 1].sub_(g.sum(1), alpha=lr)
+            g = below
+
     def _values(self, params: Sequence[Tensor], x: Tensor) -> list[Tensor]:
         """The input, and what each layer makes of the one before."""
         values = [x]

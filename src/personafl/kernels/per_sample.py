@@ -8,15 +8,18 @@ with g_j the gradient of sample j alone, and B the size that batches have on ave
 differential privacy, 2016). A sample is a client with a batch of one: so the gradients of all samples of all clients
 are one stacked computation, whatever the model.
 
-The noise follows from the client's key of this batch and from which gradient of the step it is: a program that asks
-twice gets other noise the second time.
+In a simulation the noise follows from the client's key of this batch and from which gradient of the step it is: a
+program that asks twice gets other noise the second time. At a site it is from the system's secure generator.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -50,24 +53,16 @@ class Gradients(Protocol):
 
 @dataclass(frozen=True)
 class PerSample:
-    """The clip C and the noise multiplier z of gradients."""
+    """The clip C and the noise multiplier z of gradients; `fresh` where the noise follows from nothing."""
 
     clip: float
     noise: float
+    fresh: bool = False
 
     def check(self, task: Gradients) -> None:
         """Refuse models and losses where a sample's gradient is not its own."""
-        for name, layer in task.template.named_modules():
-            if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-                raise ConfigError(
-                    f'privacy.unit = "sample": layer {name or "(the model itself)"!r} ({type(layer).__name__}) '
-                    "normalizes over samples, so that none has a gradient of its own: use nn.GroupNorm or nn.LayerNorm"
-                )
-        if task.couples_samples:
-            raise ConfigError(
-                f'privacy.unit = "sample": the loss {task.kind.loss_name} couples samples, so that none has a gradient '
-                "of its own"
-            )
+        if why := no_gradient_of_a_sample(task):
+            raise ConfigError(f'privacy.unit = "sample": {why}')
 
     def gradient(
         self, task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
@@ -77,9 +72,7 @@ class PerSample:
         `number` says which gradient of the step it is.
         """
         total = torch.zeros_like(theta, dtype=torch.float64)
-        for j in range(len(batch.y)):
-            one = _samples(batch, torch.tensor([j]), _sample_keys(batch.key, torch.tensor(j)))
-            gradient = task.gradient(theta, one, objective)
+        for gradient in _one_by_one(task, theta, batch, objective):
             total += self._factor(gradient[None])[0] * gradient.double()
         return self._finished(total[None], batch.key.view(1), batch.expected, number)[0].to(theta)
 
@@ -87,14 +80,8 @@ class PerSample:
         self, task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None, number: int = 1
     ) -> Tensor:
         """The noisy gradients of K clients: every tensor has a leading axis K."""
-        width = batch.weight.shape[1]
         total = torch.zeros_like(theta, dtype=torch.float64)
-        keys = _sample_keys(batch.key[:, None], torch.arange(width, device=theta.device)).flatten()
-        # Padding has no gradient: its rows are left out.
-        for rows in batch.weight.flatten().nonzero()[:, 0].split(max(1, AT_ONCE // theta.shape[1])):
-            owner = rows // width
-            one = _samples(_flat(batch), rows, keys[rows], each=True)
-            gradients = task.gradient_stacked(theta.index_select(0, owner), one, objective)
+        for owner, gradients in _of_samples(task, theta, batch, objective):
             total.index_add_(0, owner, self._factor(gradients)[:, None] * gradients.double())
         return self._finished(total, batch.key, batch.expected, number).to(theta)
 
@@ -107,8 +94,38 @@ class PerSample:
         """The sums with their noise, by the size of batches."""
         assert expected is not None
         if self.noise:
-            total = total + self.noise * self.clip * normal(keys, total.shape[1], number)
+            drawn = fresh_normal(*total.shape).to(total) if self.fresh else normal(keys, total.shape[1], number)
+            total = total + self.noise * self.clip * drawn
         return total / expected.view(-1, 1)
+
+
+def no_gradient_of_a_sample(task: Gradients) -> str:
+    """Why a sample's gradient is not its own, for some models and losses; empty where it is."""
+    for name, layer in task.template.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            return (
+                f"layer {name or '(the model itself)'!r} ({type(layer).__name__}) normalizes over samples, so that "
+                "none has a gradient of its own: use nn.GroupNorm or nn.LayerNorm"
+            )
+    if task.couples_samples:
+        return f"the loss {task.kind.loss_name} couples samples, so that none has a gradient of its own"
+    return ""
+
+
+def mean_squares(task: Gradients, theta: Tensor, batch: Batch) -> Tensor:
+    """The mean over one client's samples of the squares of each sample's gradient, sample after sample."""
+    total = torch.zeros_like(theta, dtype=torch.float64)
+    for gradient in _one_by_one(task, theta, batch):
+        total += gradient.double().square()
+    return (total / batch.count.clamp(min=1)).to(theta)
+
+
+def mean_squares_stacked(task: Gradients, theta: Tensor, batch: Batch) -> Tensor:
+    """The same for K clients: every tensor has a leading axis K."""
+    total = torch.zeros_like(theta, dtype=torch.float64)
+    for owner, gradients in _of_samples(task, theta, batch):
+        total.index_add_(0, owner, gradients.double().square())
+    return (total / batch.count.clamp(min=1)[:, None]).to(theta)
 
 
 def refused(why: str) -> ConfigError:
@@ -123,11 +140,45 @@ def normal(keys: Tensor, size: int, number: int) -> Tensor:
     >>> [abs(round(float(value), 1)) for value in (made.mean(), made.std(), (made[0] * made[1]).mean())]
     [0.0, 1.0, 0.0]
     """
-    bits = draw((len(keys), size), keys, FIRST_DRAW + number)
+    return _normal(draw((len(keys), size), keys, FIRST_DRAW + number))
+
+
+def fresh_normal(count: int, size: int) -> Tensor:
+    """Standard normal numbers (count, size) from the system's secure generator, never the same twice.
+
+    >>> one, other = (fresh_normal(1, 50_000) for _ in range(2))
+    >>> [abs(round(float(value), 1)) for value in (one.mean(), one.std(), (one * other).mean())]
+    [0.0, 1.0, 0.0]
+    """
+    bits = np.frombuffer(os.urandom(8 * count * size), np.int64).copy()
+    return _normal(torch.from_numpy(bits).view(count, size))
+
+
+def _normal(bits: Tensor) -> Tensor:
     # 52 of the bits, so that the half which keeps 0 out does not round the largest up to 1.
     uniform = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
     made: Tensor = torch.special.ndtri(uniform)
     return made
+
+
+def _one_by_one(task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None) -> Iterator[Tensor]:
+    """The gradient of each of one client's samples."""
+    for j in batch.weight.nonzero()[:, 0]:
+        one = _samples(batch, j[None], _sample_keys(batch.key, j))
+        yield task.gradient(theta, one, objective)
+
+
+def _of_samples(
+    task: Gradients, theta: Tensor, batch: Batch, objective: Objective | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradients of K clients' samples (n, P), as many at once as memory has room for, and whose they are (n,)."""
+    width = batch.weight.shape[1]
+    keys = _sample_keys(batch.key[:, None], torch.arange(width, device=theta.device)).flatten()
+    # Padding has no gradient: its rows are left out.
+    for rows in batch.weight.flatten().nonzero()[:, 0].split(max(1, AT_ONCE // theta.shape[1])):
+        owner = rows // width
+        one = _samples(_flat(batch), rows, keys[rows], each=True)
+        yield owner, task.gradient_stacked(theta.index_select(0, owner), one, objective)
 
 
 def _sample_keys(keys: Tensor, place: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from personafl.kernels.by_client import ByClient, NoRows
 from personafl.kernels.client_tensor import ClientTensor
 from personafl.kernels.frame import Frame
 from personafl.kernels.outputs import logits
+from personafl.kernels.pooling import halve_faster
 from personafl.kernels.randomness import keyed_draws
 from personafl.kernels.statistics import Recorder
 
@@ -150,6 +151,7 @@ class StackedModel:
                 self.ways[path] = "frozen"
             for name, below in layer.named_modules():
                 below.path = f"{path}.{name}".strip(".")
+            halve_faster(layer)
             return
         if self._exchanged(layer, path):
             return

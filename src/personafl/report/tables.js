@@ -127,6 +127,7 @@ const TITLES = {
   gain: "GAIN",
   steps: "ℓ",
   early_steps: "ℓ",
+  asked_steps: "ℓ by (8)",
   weight: "weight",
   teacher_round: "teacher",
   imitation: "λ",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from hashlib import sha256
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from personafl.registry import not_later
 
 KNOWN_BY_VERSION = ("torch", "personafl", "builtins", "typing", "abc", "numpy")
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -48,7 +50,7 @@ def description(value: Any) -> Any:
     if isinstance(value, type):
         return _class(value)
     if is_dataclass(value):
-        return [_class(type(value)), {f.name: description(getattr(value, f.name)) for f in fields(value)}]
+        return [_class(type(value)), {name: description(getattr(value, name)) for name in not_later(value)}]
     if isinstance(value, Mapping):
         return {str(key): description(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

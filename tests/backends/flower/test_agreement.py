@@ -16,7 +16,8 @@ from tests.backends.flower.problem import (
     site_state,
 )  # fmt: skip
 
-METHODS = [*archetypes(FOR_TWO_LAYERS), {"name": "selffl", "clusters": "group"}]
+OPTIONS = {"gradient": "sum", "rate": "solved", "sigma": "fisher", "prior": 0.1}
+METHODS = [*archetypes(FOR_TWO_LAYERS), {"name": "selffl", "clusters": "group"}, {"name": "selffl", **OPTIONS}]
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=str)

@@ -11,11 +11,12 @@ from tests.backends.flower.test_secure import LATE, close, swallow
 SELFFL = {"name": "selffl", "sums": True}
 
 
-def test_a_run_agrees_with_the_loop(tmp_path):
-    data = federation()
+@pytest.mark.parametrize("options", [{}, {"rate": "solved", "sigma": "fisher", "prior": 0.1}], ids=str)
+def test_a_run_agrees_with_the_loop(tmp_path, options):
+    data, table = federation(), {**SELFFL, **options}
     grid = MemoryGrid(sites_of(tmp_path / "sites", data))
-    ours = flower(tmp_path / "flower", grid, SELFFL, rounds=4, secure={}, max_weight=1.0)
-    reference = loop(tmp_path / "loop", SELFFL, data, rounds=4)
+    ours = flower(tmp_path / "flower", grid, table, rounds=4, secure={}, max_weight=1.0)
+    reference = loop(tmp_path / "loop", table, data, rounds=4)
     assert not any("dropped" in record for record in ours.rounds())
     assert [record["steps"] for record in ours.rounds()] == [record["steps"] for record in reference.rounds()]
     close(server_state(ours), server_state(reference), 2e-6)

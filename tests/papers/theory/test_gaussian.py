@@ -48,6 +48,25 @@ def test_global_and_exact_posteriors_are_those_of_the_joint_distribution(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("precision", [0.1, 3.0])
+def test_with_a_prior_they_are_too(seed, precision):
+    theta_hat, sigma2, sigma0_2 = clients(seed, M=1 + 2 * seed)
+    prior = theory.Prior(2.5, precision)
+    mean, variance = conditioned(theta_hat - 2.5, sigma2, sigma0_2, prior=1 / precision)
+    found = theory.global_posterior(theta_hat, sigma2, sigma0_2, prior)
+    assert found.mean == pytest.approx(2.5 + mean[0]) and found.variance == pytest.approx(variance[0])
+    exact = theory.personal_posterior(theta_hat, sigma2, sigma0_2, "exact", prior)
+    np.testing.assert_allclose(exact.mean, 2.5 + mean[1:])
+    np.testing.assert_allclose(exact.variance, variance[1:])
+    np.testing.assert_allclose(theory.gain(sigma2, sigma0_2, "exact", prior), sigma2 / variance[1:])
+    paper = theory.personal_posterior(theta_hat, sigma2, sigma0_2, "paper", prior)
+    for m in range(len(sigma2)):
+        mean, variance = conditioned(theta_hat - 2.5, sigma2, sigma0_2, tied=m, prior=1 / precision)
+        assert paper.mean[m] == pytest.approx(2.5 + mean[1 + m])
+        assert paper.variance[m] == pytest.approx(variance[1 + m])
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_the_papers_posterior_is_that_of_a_client_at_the_centre(seed):
     theta_hat, sigma2, sigma0_2 = clients(seed)
     paper = theory.fl_posterior(theta_hat, sigma2, sigma0_2)

@@ -223,6 +223,8 @@ def _selffl(algorithm: SelfFL, problem: Problem, cohorts: Bools) -> Iterator[Mod
     """Algorithm 1, and 2 for the augmented class. `sigma2` is −1 where it is unknown, and so is `sigma0_2`."""
     if algorithm.clusters != "none" or algorithm.warm_rounds:
         raise NotImplementedError("the stacked form of Self-FL has no clusters and no warm start")
+    if (algorithm.rate, algorithm.sigma, algorithm.prior) != ("local", "rounds", 0.0):
+        raise NotImplementedError("the stacked form of Self-FL has no η_m, Fisher information or prior")
     known, extra = problem.variances == "known", algorithm.extra_steps if isinstance(algorithm, SelfFLAug) else 0
     server, shape = problem.start, problem.z.shape
     own, latest = np.full(shape, START), np.full(shape, START)

@@ -7,7 +7,8 @@ numbers are those of the NeurIPS text; the preprint's follow in brackets where t
 
 θ̂_m (the papers' z_m and θ_m^(L)) is the best fit to client m's own data. Everywhere `theta_hat` is (M,) or (M, d),
 `sigma2` is (M,), `sigma0_2` is a number, and w_m = 1/(σ0² + σ_m²), S_m = Σ_{k≠m} w_k. For vectors the coordinates are
-independent with the same variances. Everything is float64 numpy.
+independent with the same variances. Everything is float64 numpy. A `Prior` of θ_0 may
+take the place of the flat one in the posteriors.
 
     model.py        the weights, what the others know together, σ_m² = v_m²/N_m
     posterior.py    what is known of θ_0 and θ_m, and each client's GAIN
@@ -22,9 +23,11 @@ Bayes posterior under (1): the others tell of θ_0 with precision S_m, hence of 
 from personafl_papers.theory.convergence import ConvergenceBound, contraction_constant, convergence_bound
 from personafl_papers.theory.iteration import FixedPoint, Trajectory, fixed_point, simulate
 from personafl_papers.theory.model import (
+    FLAT,
     LARGEST_VARIANCE,
     SMALLEST_VARIANCE,
     PosteriorName,
+    Prior,
     client_weights,
     intra_client_variance,
     others_mean,
@@ -43,12 +46,14 @@ from personafl_papers.theory.posterior import (
 from personafl_papers.theory.training import ideal_steps, initial_point, local_steps, retention, shift_ratio, step_rate
 
 __all__ = [
+    "FLAT",
     "LARGEST_VARIANCE",
     "SMALLEST_VARIANCE",
     "ConvergenceBound",
     "FixedPoint",
     "Posterior",
     "PosteriorName",
+    "Prior",
     "Trajectory",
     "client_weights",
     "contraction_constant",

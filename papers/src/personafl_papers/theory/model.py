@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,17 @@ SMALLEST_VARIANCE = 1e-30
 
 LARGEST_VARIANCE = 1e30
 """Variances above, infinity among them, count as this much: no knowledge, without 0 · ∞."""
+
+
+class Prior(NamedTuple):
+    """What is known of θ_0 before any data: θ_0 ~ N(mean, 1/precision)."""
+
+    mean: ArrayLike
+    precision: float
+
+
+FLAT = Prior(0.0, 0.0)
+"""The paper's: nothing is known."""
 
 
 def client_weights(sigma2: ArrayLike, sigma0_2: float) -> Floats:
@@ -51,8 +62,8 @@ def others_weight(weights: ArrayLike) -> Floats:
     return _sum_of_others(np.asarray(weights, np.float64))
 
 
-def others_mean(values: ArrayLike, weights: ArrayLike) -> Floats:
-    """Σ_{k≠m} w_k x_k / S_m for each client, as in (7); a single client gets its own x.
+def others_mean(values: ArrayLike, weights: ArrayLike, prior: Prior = FLAT) -> Floats:
+    """Σ_{k≠m} w_k x_k / S_m for each client, as in (7), or with a prior among them; a single client has its own x.
 
     Parameters
     ----------
@@ -67,10 +78,11 @@ def others_mean(values: ArrayLike, weights: ArrayLike) -> Floats:
     array([1.75, 1.5 , 0.5 ])
     """
     x, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
-    S = others_weight(w)
-    if len(w) == 1:
+    S = others_weight(w) + prior.precision
+    if len(w) == 1 and not prior.precision:
         return x.copy()
-    return np.asarray(_sum_of_others(per_client(w, x) * x) / per_client(S, x), np.float64)
+    known = _sum_of_others(per_client(w, x) * x) + prior.precision * np.asarray(prior.mean, np.float64)
+    return np.asarray(known / per_client(S, x), np.float64)
 
 
 def precision_from_others(others: ArrayLike, sigma0_2: float, posterior: PosteriorName = "paper") -> Floats:
@@ -97,9 +109,9 @@ def precision_from_others(others: ArrayLike, sigma0_2: float, posterior: Posteri
     return S.copy() if posterior == "paper" else np.asarray(S / (1.0 + inter_variance(sigma0_2) * S), np.float64)
 
 
-def relative_precision(sigma2: ArrayLike, sigma0_2: float, posterior: PosteriorName) -> Floats:
+def relative_precision(sigma2: ArrayLike, sigma0_2: float, posterior: PosteriorName, prior: Prior = FLAT) -> Floats:
     """σ_m² S, S = `precision_from_others`: what the others know of θ_m, in units of what client m knows itself."""
-    others = others_weight(client_weights(sigma2, sigma0_2))
+    others = others_weight(client_weights(sigma2, sigma0_2)) + prior.precision
     return intra_variances(sigma2) * precision_from_others(others, sigma0_2, posterior)
 
 

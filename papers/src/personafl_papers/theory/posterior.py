@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from personafl_papers.theory.model import (
+    FLAT,
     Floats,
     PosteriorName,
+    Prior,
     client_weights,
     intra_variances,
     local_estimates,
@@ -34,7 +36,7 @@ class Posterior(NamedTuple):
     variance: Floats
 
 
-def global_posterior(theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float) -> Posterior:
+def global_posterior(theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float, prior: Prior = FLAT) -> Posterior:
     """The posterior of θ_0 given all data, (2): θ^(G) = Σ w_m θ̂_m / Σ w_m,  v^(G) = 1 / Σ w_m.
 
     Parameters
@@ -45,6 +47,8 @@ def global_posterior(theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float) -
         Variances within clients.
     sigma0_2
         Variance between clients.
+    prior
+        Of θ_0, in the place of the flat one: its mean counts like a client's with the weight `prior.precision`.
 
     Examples
     --------
@@ -54,7 +58,9 @@ def global_posterior(theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float) -
     """
     w = client_weights(sigma2, sigma0_2)
     z = local_estimates(theta_hat, len(w))
-    return Posterior(np.asarray((w / w.sum()) @ z), np.asarray(1.0 / w.sum()))
+    total = w.sum() + prior.precision
+    mean = (w / total) @ z + prior.precision / total * np.asarray(prior.mean, np.float64)
+    return Posterior(np.asarray(mean), np.asarray(1.0 / total))
 
 
 def local_posterior(theta_hat: ArrayLike, sigma2: ArrayLike) -> Posterior:
@@ -101,17 +107,21 @@ def exact_posterior(theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float) ->
 
 
 def personal_posterior(
-    theta_hat: ArrayLike, sigma2: ArrayLike, sigma0_2: float, posterior: PosteriorName = "paper"
+    theta_hat: ArrayLike,
+    sigma2: ArrayLike,
+    sigma0_2: float,
+    posterior: PosteriorName = "paper",
+    prior: Prior = FLAT,
 ) -> Posterior:
-    """`fl_posterior` or `exact_posterior`, by name."""
+    """`fl_posterior` or `exact_posterior`, by name; with a prior of θ_0 the others' precision is S_m + 1/τ²."""
     w = client_weights(sigma2, sigma0_2)
     z = local_estimates(theta_hat, len(w))
-    others = relative_precision(sigma2, sigma0_2, posterior)
+    others = relative_precision(sigma2, sigma0_2, posterior, prior)
     own_share, others_share = per_client(1.0 / (1.0 + others), z), per_client(others / (1.0 + others), z)
-    return Posterior(own_share * z + others_share * others_mean(z, w), intra_variances(sigma2) / (1.0 + others))
+    return Posterior(own_share * z + others_share * others_mean(z, w, prior), intra_variances(sigma2) / (1.0 + others))
 
 
-def gain(sigma2: ArrayLike, sigma0_2: float, posterior: PosteriorName = "paper") -> Floats:
+def gain(sigma2: ArrayLike, sigma0_2: float, posterior: PosteriorName = "paper", prior: Prior = FLAT) -> Floats:
     """GAIN_m = v_m^(L) / v_m^(FL): by what factor the others reduce client m's uncertainty about θ_m.
 
         paper   GAIN_m = 1 + σ_m² S_m
@@ -129,4 +139,4 @@ def gain(sigma2: ArrayLike, sigma0_2: float, posterior: PosteriorName = "paper")
     >>> gain([1.0, 1.0, 1.0], sigma0_2=1.0, posterior="exact")
     array([1.5, 1.5, 1.5])
     """
-    return 1.0 + relative_precision(sigma2, sigma0_2, posterior)
+    return 1.0 + relative_precision(sigma2, sigma0_2, posterior, prior)
