@@ -9,9 +9,9 @@ other draws of ten of these federations; the other three had no part in it.
 
 Every way gets the same budget, in seconds of one processor thread, so that a machine that does other work as well
 gives the same answer: `fit`; the methods that are best on validation data as they are (`--tuned`: how many) and
-training alone, each searched for the whole budget by the same successive halving; with `--random`, random search over the same methods and
-settings, all rounds. Every method as given is trained once. All choices are made on validation data. What is then
-compared on test data says `fit_quality_tables.py`.
+training alone, each searched for the whole budget by the same successive halving; with `--random`, random search over
+the same methods and settings, all rounds. Every method as given is trained once. All choices are made on validation
+data. What is then compared on test data says `fit_quality_tables.py`.
 
 Results are lines of OUT/results.jsonl; what is there is not done again. Prints Markdown tables.
 """
