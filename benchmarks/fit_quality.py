@@ -1,18 +1,17 @@
 """How good `personafl fit` is: against single methods, as given and tuned, and against random search.
 
-    PERSONAFL_DATA=… python benchmarks/fit_quality.py OUT [--budgets 30,120] [--seeds 10,11,12] [--tuned 3]
+    PERSONAFL_DATA=… python benchmarks/fit_quality.py OUT [--budgets 30,120] [--seeds 10,11,12] [--tuned 3] [--random]
         [--only mnist-practical,school]
 
 Federations: those of the study of all methods (docs/methods-study.md, size small) with seeds that the study did not
 have, MNIST by a power law, and two regressions. The portfolio of `fit` was chosen by the results of that study, on
 other draws of ten of these federations; the other three had no part in it.
 
-Every way gets the same budget, in seconds of one processor thread, so that a machine that does other work as well gives
-the same answer: `fit`; random search over the same methods and settings, all rounds; the methods that are best on
-validation data as they are (`--tuned`: how many), each searched for the whole budget by the same successive halving.
-Every method as given is trained once. All choices are made on validation data. Then, on test data: the gap of each to
-the best single method in hindsight (as given or tuned), ranks, and how many clients are worse off than alone (the
-better of as given and tuned by validation data).
+Every way gets the same budget, in seconds of one processor thread, so that a machine that does other work as well
+gives the same answer: `fit`; the methods that are best on validation data as they are (`--tuned`: how many) and
+training alone, each searched for the whole budget by the same successive halving; with `--random`, random search over
+the same methods and settings, all rounds. Every method as given is trained once. All choices are made on validation
+data. What is then compared on test data says `fit_quality_tables.py`.
 
 Results are lines of OUT/results.jsonl; what is there is not done again. Prints Markdown tables.
 """
@@ -22,10 +21,12 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from fit_quality_tables import tables
 
 from personafl.algorithms import Separate
 from personafl.config import parse
@@ -34,12 +35,12 @@ from personafl.federation import Federation
 from personafl.fitting import budget as budgets
 from personafl.fitting.candidates import PORTFOLIO, Candidate, Portfolio
 from personafl.fitting.fit import fit_job
+from personafl.fitting.result import Fit
 from personafl.fitting.search import Attempt, Search
 from personafl.fitting.training import Trainer
 from personafl.inputs import shape_of
 from personafl.jobs import config_job, module_tables
 from personafl.kernels.task import Task
-from personafl.metrics.permutation import sign_flip
 from personafl.models import MLP, initialize
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.streams import generator
@@ -81,21 +82,24 @@ REGRESSIONS = {"parkinson": parkinson, "school": school}
 NAMES = (*FEDERATIONS, "mnist-power-law", *REGRESSIONS)
 
 
-def job_of(name: str, seed: int) -> Job:
-    """The federation with its model, and how clients train where nothing is searched."""
+def job_of(name: str, seed: int, other: int = 0) -> Job:
+    """The federation with its model, and how clients train where nothing is searched.
+
+    `other` is for other initial weights and other batches on the same data.
+    """
     if name == "mnist-power-law":
         config = parse({**POWER_LAW, "seed": seed})
-        return config_job(config, config.federation())
+        return config_job(replace(config, seed=seed + other), config.federation())
     if name in REGRESSIONS:
         federation, model = REGRESSIONS[name](seed), MLP(hidden=(32,))
     else:
         federation, model = FEDERATIONS[name].make(SIZE, seed), FEDERATIONS[name].model(SIZE)
     kind = task_for(federation.y, lambda: federation.y)
     outputs = kind.outputs(federation.y, federation.classes)
-    built = initialize(model, shape_of(federation.x), outputs, seed, federation.constants)
+    built = initialize(model, shape_of(federation.x), outputs, seed + other, federation.constants)
     local = Local(lr=0.1 if name not in REGRESSIONS else 0.03, steps=SIZE.steps, batch_size=SIZE.batch_size)
     schedule = Schedule(rounds=SIZE.rounds)
-    return Job(federation, Task(built, kind), Separate(), schedule, local, ENGINE, seed=seed,
+    return Job(federation, Task(built, kind), Separate(), schedule, local, ENGINE, seed=seed + other,
                tables=module_tables(federation, built))  # fmt: skip
 
 
@@ -116,14 +120,19 @@ def measured(run, who: str) -> dict:
     table, measure = run.clients(), run.primary
     n = np.asarray(table.column("n_test").to_numpy(), float)
     values = np.asarray(table.column(f"{who}_{measure.name}").to_numpy(zero_copy_only=False), float)
-    return {"test": measure.pooled(values, n), "clients": [None if v != v else round(v, 6) for v in values],
-            "n": n.astype(int).tolist(), "better": measure.better, "measure": measure.name}  # fmt: skip
+    found = {"test": measure.pooled(values, n), "clients": [None if v != v else round(v, 6) for v in values],
+             "n": n.astype(int).tolist(), "better": measure.better, "measure": measure.name}  # fmt: skip
+    said = run.folder.predictions() if measure.name == "accuracy" else None
+    if said is not None:  # sample after sample, client after client
+        right = said.column("label").to_numpy() == said.column(f"{who}_class").to_numpy()
+        found["hits"] = "".join("01"[int(hit)] for hit in right)
+    return found
 
 
-def as_given(trainer: Trainer) -> dict[str, dict]:
+def as_given(trainer: Trainer, methods: Sequence[str] = PORTFOLIO) -> dict[str, dict]:
     """Every method once, with the settings that it has, all rounds."""
     found = {}
-    for number, method in enumerate(PORTFOLIO):
+    for number, method in enumerate(methods):
         candidate = Candidate(number, method, {})
         outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), 1e6)
         if outcome is not None and not outcome.why:
@@ -132,11 +141,23 @@ def as_given(trainer: Trainer) -> dict[str, dict]:
     return found
 
 
+def alone_again(job: Job, folder: Path) -> dict:
+    """Training alone as given, with other initial weights and other batches: no better and no worse than alone."""
+    return as_given(Trainer(job, folder, Portfolio(None, job.local)), ["separate"])["separate"]
+
+
+def alone_within(fitted: Fit) -> dict:
+    """Training alone as the search of a fit tuned it."""
+    models = fitted.summary["finalists"]
+    place = next(f for f, model in enumerate(models) if model["label"] == "alone")
+    return {**measured(fitted.finalist(place), "personal"), "val": models[place]["score"]}
+
+
 def searched(trainer: Trainer, search: Search, seconds: float) -> Candidate:
     """The best candidate of a search of so many seconds."""
     clock = budgets.Clock(seconds)
     while (attempt := search.next(clock.left)) is not None and clock.left > 0:
-        outcome = trainer.train(attempt, clock.left)
+        outcome = trainer.train(attempt, budgets.now() + clock.left)
         if outcome is None:
             break
         search.tell(attempt.candidate, outcome)
@@ -160,7 +181,7 @@ def at_random(trainer: Trainer, seconds: float, seed: int) -> Candidate:
         settings = trainer.portfolio.draw(method, None, trainer.job.local, rng)
         candidate = Candidate(len(candidates), method, settings)
         candidates.append(candidate)
-        outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), clock.left)
+        outcome = trainer.train(Attempt(candidate, trainer.job.schedule.rounds), budgets.now() + clock.left)
         if outcome is None:
             break
         candidate.outcomes[outcome.rounds] = outcome
@@ -171,7 +192,7 @@ def at_random(trainer: Trainer, seconds: float, seed: int) -> Candidate:
 # --- one block --------------------------------------------------------------------------------------------------------
 
 
-def block(name: str, seed: int, seconds: float, many: int, folder: Path) -> dict:
+def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder: Path) -> dict:
     """Everything for one federation, seed and budget."""
     job = job_of(name, seed)
     portfolio = Portfolio(None, job.local)
@@ -181,95 +202,23 @@ def block(name: str, seed: int, seconds: float, many: int, folder: Path) -> dict
 
     given = as_given(trainer("given"))
     ahead = sorted(given, key=lambda method: -given[method]["val"])
-    to_tune = list(dict.fromkeys([*ahead[:many], "separate"]))
+    to_tune = list(dict.fromkeys([*ahead[:many], "separate"])) if many else []
     found = {"federation": name, "seed": seed, "budget": seconds, "given": given}
+    found["alone again"] = alone_again(job_of(name, seed, other=1000), folder / "again")
     begun = time.process_time()
     fitted = fit_job(job, folder / "fit", seconds, progress=False)
     found["fit_seconds"] = round(time.process_time() - begun, 1)
     found["fit"] = measured(fitted, "personal")
     found["way"], found["trials"] = fitted.summary["way"], len(fitted.summary["trials"])
-    one = fitted.summary["test"]
-    found["alone"], found["global"] = one.get("alone", {}).get("value"), one.get("global", {}).get("value")
-    searching = trainer("random")
-    found["random"] = test_of(searching, at_random(searching, seconds, seed))
+    found["alone"] = alone_within(fitted)
+    if chance:
+        searching = trainer("random")
+        found["random"] = test_of(searching, at_random(searching, seconds, seed))
     found["tuned"] = {}
     for method in to_tune:
         searching = trainer(f"tuned-{method}")
         found["tuned"][method] = test_of(searching, tuned(searching, method, seconds, seed))
     return found
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def signed(entry: dict) -> float:
-    """A test value, more is better; points of 100 for a share."""
-    return entry["better"] * entry["test"] * (100 if entry["measure"] == "accuracy" else 1)
-
-
-def alone_of(line: dict) -> dict:
-    """Training alone: as given or tuned, by validation."""
-    return max((line["given"]["separate"], line["tuned"]["separate"]), key=lambda entry: entry["val"])
-
-
-def worse_off(entry: dict, alone: dict) -> float:
-    mine, other = (np.array(e["clients"], float) * e["better"] for e in (entry, alone))
-    known = np.isfinite(mine) & np.isfinite(other)
-    return float((mine < other)[known].mean())
-
-
-def rivals(line: dict) -> dict[str, dict]:
-    return {
-        **{f"{m}, given": e for m, e in line["given"].items()},
-        **{f"{m}, tuned": e for m, e in line["tuned"].items()},
-    }
-
-
-def tables(lines: list[dict]) -> str:
-    """What was found, as Markdown."""
-    said = []
-    for budget in sorted({line["budget"] for line in lines}):
-        mine = [line for line in lines if line["budget"] == budget]
-        said += [f"## Budget {budget:g} s of one thread, {len(mine)} blocks", "",
-                 "| federation | seed | fit | best in hindsight | gap | best by validation | random search | "
-                 "worse off than alone: fit | best by validation | p fit better | p fit worse |",
-                 "|---|--:|--:|---|--:|---|--:|--:|--:|--:|--:|"]  # fmt: skip
-        gaps, shares, by_validation, by_random, ranks = [], [], [], [], []
-        for line in sorted(mine, key=lambda each: (each["federation"], each["seed"])):
-            others, fit = rivals(line), line["fit"]
-            best = max(others, key=lambda name: signed(others[name]))
-            chosen = max(others, key=lambda name: others[name]["val"])
-            alone = alone_of(line)
-            gap = signed(others[best]) - signed(fit)
-            n = np.array(fit["n"], float)
-            points = fit["better"] * (np.array(fit["clients"], float) - np.array(others[chosen]["clients"], float)) * n
-            points = points[np.isfinite(points)]
-            worse = worse_off(fit, alone), worse_off(others[chosen], alone)
-            share = fit["measure"] == "accuracy"
-            if share:
-                gaps.append(gap)
-                by_validation.append(signed(fit) - signed(others[chosen]))
-                by_random.append(signed(fit) - signed(line["random"]))
-            shares.append(worse)
-            every = [signed(fit), signed(line["random"]), *(signed(e) for e in others.values())]
-            ranks.append(1 + sum(v > every[0] for v in every[1:]))
-            said.append(
-                f"| {line['federation']} | {line['seed']} | {abs(signed(fit)):.2f} | {best} "
-                f"{abs(signed(others[best])):.2f} | {gap:+.2f} | {chosen} {abs(signed(others[chosen])):.2f} | "
-                f"{abs(signed(line['random'])):.2f} | {worse[0]:.0%} | {worse[1]:.0%} | {sign_flip(points):.3f} | "
-                f"{sign_flip(-points):.3f} |"
-            )
-        fits, others_ = (np.mean([s[k] for s in shares]) for k in (0, 1))
-        said += [
-            "",
-            f"Accuracy only ({len(gaps)} blocks): mean gap to the best single method in hindsight {np.mean(gaps):+.2f} "
-            f"points; over the single method that validation data would choose {np.mean(by_validation):+.2f} "
-            f"(p better {sign_flip(np.array(by_validation)):.3f}); over random search {np.mean(by_random):+.2f}.",
-            f"All: mean rank of fit {np.mean(ranks):.1f} of {2 + len(rivals(mine[0]))}; clients worse off than alone "
-            f"{fits:.1%} with fit, {others_:.1%} with the single method chosen by validation.",
-            "",
-        ]
-    return "\n".join(said)
 
 
 def main() -> None:
@@ -278,6 +227,7 @@ def main() -> None:
     ask.add_argument("--budgets", default="30")
     ask.add_argument("--seeds", default="10,11,12")
     ask.add_argument("--tuned", type=int, default=3)
+    ask.add_argument("--random", action="store_true", help="random search as well")
     ask.add_argument("--only", default=",".join(NAMES))
     asked = ask.parse_args()
     logging.getLogger("personafl").setLevel(logging.ERROR)
@@ -293,7 +243,7 @@ def main() -> None:
                 if (name, seed, seconds) in done:
                     continue
                 with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-                    line = block(name, seed, seconds, asked.tuned, Path(folder))
+                    line = block(name, seed, seconds, asked.tuned, asked.random, Path(folder))
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 lines.append(line)

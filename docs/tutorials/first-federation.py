@@ -11,6 +11,7 @@
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from torch import nn
 
 import personafl as pf
@@ -34,12 +35,15 @@ plt.xlabel("digit")
 # ## Alone, and together
 #
 # `separate` is training alone: each client on its own samples. Ditto trains a model of its own for each client too,
-# and pulls it towards what all have in common. `nn.Linear(64, 10)` is the model here; any torch module goes.
+# and pulls it towards what all have in common. `nn.Linear(64, 10)` is the model here; any torch module goes. Training
+# begins at the weights that it has, so both runs get the same one.
 
 # %%
+torch.manual_seed(0)
+start = nn.Linear(64, 10)
 settings = {"local": pf.Local(lr=0.1, steps=10), "rounds": 20, "progress": False}
-alone = pf.train(fed, nn.Linear(64, 10), "separate", **settings)
-together = pf.train(fed, nn.Linear(64, 10), pf.Ditto(), **settings, out="runs/together")
+alone = pf.train(fed, start, "separate", **settings)
+together = pf.train(fed, start, pf.Ditto(), **settings, out="runs/together")
 together
 
 # %% [markdown]
@@ -48,7 +52,7 @@ together
 
 # %%
 for name, run in {"alone": alone, "together": together}.items():
-    print(f"{name:10}", {key: f"{value:.1%}" for key, value in run.score.items() if key.endswith("l_accuracy")})
+    print(name, {key: f"{run.score[key]:.1%}" for key in ("personal_accuracy", "global_accuracy") if key in run.score})
 
 # %% [markdown]
 # ## A model to use

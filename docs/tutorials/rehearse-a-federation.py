@@ -17,16 +17,20 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from torch import nn
 
 import personafl as pf
 
 fed = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=4, alpha=0.5), seed=0)
+torch.manual_seed(0)
+start = nn.Linear(64, 10)
 settings = {"rounds": 3, "local": pf.Local(lr=0.1, steps=5), "progress": False}
-here = pf.train(fed, nn.Linear(64, 10), pf.Ditto(), engine="stacked", **settings)
-there = pf.train(fed, nn.Linear(64, 10), pf.Ditto(), engine="flower-sim", **settings)
+here = pf.train(fed, start, pf.Ditto(), engine="stacked", **settings)
+there = pf.train(fed, start, pf.Ditto(), engine="flower-sim", **settings)
 for name, run in {"this process": here, "Flower": there}.items():
     print(f"{name:13} {run.score['personal_accuracy']:.4f} {run.score['personal_loss']:.6f}")
+assert abs(here.score["personal_loss"] - there.score["personal_loss"]) < 1e-5
 
 # %% [markdown]
 # The same numbers, to rounding: what you found in a simulation is what sites will compute.
@@ -34,14 +38,15 @@ for name, run in {"this process": here, "Flower": there}.items():
 # ## What operator and sites get
 #
 # `personafl deploy init` writes a folder: a certificate authority, keys, scripts, and a page of instructions for the
-# operator and for each site. Here it is called from Python.
+# operator and for each site. Here it is called from Python, and makes the keys of all sites, which is for rehearsals:
+# in a real federation each site makes its own.
 
 # %%
 from personafl.backends.deploy import init_federation
 
 init_federation(Path("clinics"), ["north", "south"])
-for folder in ("operator", "sites/north", "sites/south"):
-    print(folder, sorted(path.name for path in Path("clinics", folder).iterdir()))
+for folder in ("operator", "sites/north"):
+    print(folder, *sorted(path.name for path in Path("clinics", folder).iterdir()), sep="\n    ")
 
 # %% [markdown]
 # What is trained is an ordinary config, without data: nobody but a site knows its data.
@@ -52,7 +57,8 @@ print(Path("clinics/federation.toml").read_text("utf-8"))
 # %% [markdown]
 # ## A site decides
 #
-# Each site has its `site.toml`: which data it brings, and what it insists on.
+# Each site has its `site.toml`: which data it brings, and what it insists on. `policy.toml` beside it says what may run
+# there at all.
 
 # %%
 print(Path("clinics/sites/north/site.toml").read_text("utf-8"))
@@ -64,14 +70,15 @@ print(Path("clinics/sites/north/site.toml").read_text("utf-8"))
 #
 # ```console
 # $ personafl deploy up clinics
-# $ personafl watch clinics/run
+# $ personafl watch clinics/rehearsal-1/run
 # ```
 #
-# On the day, the folder `sites/north` goes to that hospital, and its staff run
+# On the day, the north makes its key and asks (`personafl site request`), the operator takes it in (`deploy accept`)
+# and sends back an archive, and the staff of the north unpack it and run
 #
 # ```console
-# $ personafl site check sites/north/site.toml
-# $ sites/north/start.sh
+# $ personafl site check site.toml
+# $ ./start.sh
 # ```
 #
 # ## Look before joining

@@ -13,6 +13,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
+import torch
 from pyarrow import csv
 from sklearn.datasets import load_breast_cancer
 from torch import nn
@@ -56,15 +57,16 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-print(pf.explain(Net(), fed, "fedper"))
+torch.manual_seed(0)
+start = Net()
+print(pf.explain(start, fed, "fedper"))
 
 # %% [markdown]
 # FedPer shares the body; each hospital has a head of its own.
 
 # %%
-run = pf.train(
-    fed, Net(), "fedper", rounds=20, local=pf.Local(lr=0.1, steps=10), out="runs/hospitals", resume=True, progress=False
-)
+local = pf.Local(lr=0.1, steps=10)
+run = pf.train(fed, start, "fedper", rounds=20, local=local, out="runs/hospitals", resume=True, progress=False)
 run
 
 # %% [markdown]
@@ -90,7 +92,7 @@ again.personal("hospital-3")(run.features(x)).argmax(1).tolist()
 # Accuracy on the hospital's own test patients, with FedPer and with training alone.
 
 # %%
-alone = pf.train(fed, Net(), "separate", rounds=20, local=pf.Local(lr=0.1, steps=10), progress=False)
+alone = pf.train(fed, start, "separate", rounds=20, local=local, progress=False)
 place = np.arange(len(fed.ids))
 plt.figure(figsize=(7, 3))
 for shift, (name, found) in zip((-0.2, 0.2), {"alone": alone, "FedPer": run}.items(), strict=True):

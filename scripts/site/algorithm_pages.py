@@ -52,11 +52,18 @@ class Facts:
 def knobs(kind: type) -> list[tuple[str, str, str, str]]:
     """Name, type, default and meaning of each hyper-parameter; the meaning is the string below the field."""
     meanings: dict[str, str] = {}
+    named: dict[str, Any] = {}  # a type may be the name of one
     for owner in reversed(kind.__mro__):
         if owner.__module__.startswith("personafl."):
             meanings |= _documented(owner)
+            named |= vars(inspect.getmodule(owner))
     return [
-        (field.name, str(field.type), _shown(field.default), meanings.get(field.name, ""))
+        (
+            field.name,
+            str(named.get(str(field.type), field.type)),
+            _shown(field.default),
+            meanings.get(field.name, ""),
+        )
         for field in fields(kind)
         if field.init
     ]
@@ -152,7 +159,7 @@ def _settings(name: str, kind: type, facts: Facts) -> str:
 
 def _study(name: str, facts: Facts) -> str:
     mine, cost = rows_of(facts.accuracy, name), rows_of(facts.costs, name)
-    others = {key: rows_of(facts.accuracy, key)[0] for key in ("separate", "fedavg")}
+    others = {key: rows_of(facts.accuracy, key)[0] for key in ("separate", "fedavg") if key != name}
     federations = [key for key in facts.accuracy[0] if key not in ("method", "mean rank")]
     ranked = [row for row in facts.accuracy if re.fullmatch(r"[\d.]+", row["mean rank"])]
     row = mine[0]
@@ -167,19 +174,21 @@ def _study(name: str, facts: Facts) -> str:
         head += "It is not ranked: it refuses most of the federations of [the study](../methods-study.md). "
     if cost:
         c = cost[0]
+        p = {"separate": c["p, alone"], "fedavg": c["p, FedAvg"]}
         head += (
             f"Clients that did worse than alone: {c['worse off']}. Gradients, over FedAvg's: {c['gradients']}. "
-            f"p of the difference in mean rank, after Holm: {c['p, alone']} from `separate`, {c['p, FedAvg']} from "
-            "`fedavg`."
+            "p of the difference in mean rank, after Holm: "
+            f"{_listed([f'{p[key]} from `{key}`' for key in others])}."
         )
+    columns = " | ".join(f"`{key}`" for key in (name, *others))
     lines = [
-        head + "\n",
-        f"| % of test samples | `{name}` | `separate` | `fedavg` | the best |",
-        "|---|--:|--:|--:|--:|",
+        head.rstrip() + "\n",
+        f"| % of test samples | {columns} | the best |",
+        "|---|" + "--:|" * (len(others) + 2),
     ]
     for federation in federations:
         best = next(other for other in facts.accuracy if other[federation].startswith("**"))
-        cells = [row[federation], others["separate"][federation], others["fedavg"][federation]]
+        cells = [row[federation], *(other[federation] for other in others.values())]
         lines.append(f"| {federation} | " + " | ".join(cells) + f" | {best[federation].strip('*')}, {best['method']} |")
     return "\n".join(lines) + "\n"
 

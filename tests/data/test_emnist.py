@@ -21,15 +21,6 @@ SIZES = {"train": 70, "test": 35}
 COUNTS = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty data directory, and an empty cache beside it."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "data"
-
-
 def idx(array):
     """An idx file, byte for byte: two zeros, the type, the number of dimensions, big-endian sizes, the values."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
@@ -298,3 +289,24 @@ def test_a_second_load_reads_the_cache(folder):
     os.utime(folder / "gzip.zip", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert_pool(EMNIST("mnist").load(0), images, labels)
     assert build(EMNIST("mnist"), IID(3)).classes == 10
+
+
+def test_the_packed_test_images_of_byclass_are_taken_where_nothing_else_is(folder):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (70, 28, 28), np.uint8), rng.permutation(70).astype(np.uint8) % 62
+    np.savez(folder / "emnist_byclass_test.npz", x=x, y=y, mapping=np.arange(62, dtype=np.uint8))
+    assert_pool(EMNIST().load(0), x, y)  # upright as it is
+    kept = np.isin(y, [36, 38])
+    some = EMNIST(classes="ca").load(0)
+    assert_pool(some, x[kept], np.where(y[kept] == 36, 1, 0))
+    with pytest.raises(DataError, match=r"gzip\.zip"):
+        EMNIST("balanced").load(0)
+    images, labels, files = small("byclass")
+    write_zip(folder / "gzip.zip", files)
+    assert_pool(EMNIST().load(0), images, labels)
+
+
+def test_packed_images_with_a_label_too_many_are_refused(folder):
+    np.savez(folder / "emnist_byclass_test.npz", x=np.zeros((2, 28, 28), np.uint8), y=np.array([0, 62], np.uint8))
+    with pytest.raises(DataError, match="label 62 of sample 1 must be in 0 to 61"):
+        EMNIST().load(0)

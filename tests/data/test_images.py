@@ -29,15 +29,6 @@ from personafl_papers.partitions.practical import Practical
 TRAIN, TEST = 40, 20
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty data directory, and an empty cache beside it."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "data"
-
-
 def idx(array, code=8):
     """An idx file, byte for byte: two zeros, the type, the number of dimensions, big-endian sizes, the values."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape) + array.tobytes()

@@ -141,6 +141,11 @@ def compared() -> dict[str, Any]:
     return {}
 
 
+def trained() -> dict[str, Any]:
+    pf.train(digits(), nn.Linear(64, 10), pf.Ditto(), rounds=2, out="runs/config-ditto-0", progress=False)
+    return {}
+
+
 def language_model() -> dict[str, Any]:
     """As wide as MiniLM, and with none of its weights."""
     transformers = pytest.importorskip("transformers", reason="needs personafl[huggingface]")
@@ -172,6 +177,7 @@ GIVEN: dict[str, Any] = {
     "index": dict,
     "live": tracked,
     "local-training": with_head,
+    "metrics": trained,
     "newcomers": dict,
     "notebook": in_frames,
     "pretrained": language_model,
@@ -186,6 +192,10 @@ def test_every_page_with_code_is_run_here_or_elsewhere():
     assert with_code == set(GIVEN) | set(ELSEWHERE), "a page with code belongs into GIVEN, with what its code needs"
     for page, test in (ELSEWHERE | CONFIGS_ELSEWHERE).items():
         assert f"docs/{page}.md" in (ROOT / test).read_text("utf-8")
+    for page, text in PAGES.items():
+        fenceless = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+        hidden = re.findall(r"^    (?:import |from \w+ import |\[[a-z]+\]$).*", fenceless, re.M)
+        assert not hidden, f"{page}: code belongs between fences, where it is run"
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in GIVEN])

@@ -53,6 +53,13 @@ def test_every_algorithm_has_a_page_that_says_all_about_it():
         assert f"::: personafl.{kind.__name__}\n" in made[name]
         unexplained = [key for key, *_, meaning in knobs(kind) if not meaning]
         assert not unexplained, f"{name}: a string below the field says what it is"
+        parts = dict(part.split("\n", 1) for part in re.split("^## ", made[name], flags=re.M)[1:])
+        assert re.search(r"^    .*(←|=|min )", parts["Equations and choices"], re.M), f"{name}: equations"
+        (test,) = re.findall(r"^The test is `(.+)`\.$", parts["How we know it is right"], re.M)
+        assert (ROOT / test).is_file(), name
+        (ours,) = re.findall(rf"^\| % of test samples \| `{name}` \|.*", parts["Its rank in our study"], re.M)
+        assert ours.count(f"`{name}`") == 1
+        assert "| the same |" not in made[name], "a page stands alone"
     assert "place 14 of 44" in made["ditto"] and "every round by hand" in made["ditto"]
     assert "not ranked" in made["fedbn"] and "FLGo" in made["fedpac"]
 

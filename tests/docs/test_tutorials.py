@@ -9,8 +9,10 @@ from scripts.site.notebooks import Cell, notebook, page, read_cells, run_cells
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-QUICK = ("first-federation", "your-data-and-model")
-"""Run by every `make test`, with fewer rounds. The others train more, or start Flower."""
+SLOW = {"rehearse-a-federation"}
+"""Starts Flower and Ray; the others run in every `make test`, with fewer rounds."""
+WHOLE = {"own-algorithm"}
+"""Compares what training ends at with a closed form, which takes its rounds."""
 
 
 def run(name, folder, monkeypatch, shorter):
@@ -23,9 +25,9 @@ def run(name, folder, monkeypatch, shorter):
     return cells
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
 def test_it_runs_with_few_rounds(name, tmp_path, monkeypatch):
-    run(name, tmp_path, monkeypatch, shorter=True)
+    run(name, tmp_path, monkeypatch, shorter=name not in WHOLE)
 
 
 @pytest.mark.slow

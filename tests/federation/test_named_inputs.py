@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from personafl import Federation
 from personafl.errors import ConfigError, DataError
 from personafl.federation.ragged import Ragged
+from tests.federation.test_datasets import Items
 
 RNG = np.random.default_rng(0)
 
@@ -172,17 +173,6 @@ def test_padding_has_no_part_in_the_standardization():
     real = np.concatenate(x)
     expected = (real - real.mean(0)) / real.std(0)
     assert np.allclose(fed.x["x"][fed.x["mask"] != 0], expected, atol=1e-5) and not fed.x["x"][fed.x["mask"] == 0].any()
-
-
-class Items(torch.utils.data.Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, number):
-        return self.items[number]
 
 
 def test_datasets_give_inputs_by_name_and_of_unequal_length():

@@ -161,6 +161,24 @@ def test_going_on_trains_only_what_is_new(found, federation, tmp_path):
         pf.fit(federation, module(), trials=6, resume=True, **{**same, "seed": 4})
 
 
+def test_two_at_once_train_what_one_at_a_time_trains(federation, tmp_path):
+    same = {"methods": ["ditto"], "trials": 4, "seed": 3, **QUICK}
+    made = [pf.fit(federation, module(), out=tmp_path / str(n), at_once=n, **same) for n in (1, 2)]
+    trained = [
+        {(t["number"], o["rounds"]): o["score"] for t in fit.summary["trials"] for o in t["outcomes"]} for fit in made
+    ]
+    common = trained[0].keys() & trained[1].keys()  # who goes on depends on who was done first
+    assert len(common) >= 4 and all(trained[0][key] == trained[1][key] for key in common)
+    best = max(trained[1].values())
+    assert sum(hits(made[1], federation, "val")) / int(federation.sizes("val").sum()) >= best - 1e-9
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_none_at_once_is_refused(federation, wrong):
+    with pytest.raises(ConfigError, match=r"at_once = .*must be at least 1"):
+        pf.fit(federation, module(), at_once=wrong, **QUICK)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stopped(Ditto):
     """Ditto, beside which somebody presses Ctrl-C."""
@@ -172,11 +190,15 @@ class Stopped(Ditto):
         return super().send(server, ids)
 
 
-def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(federation, tmp_path):
+def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(found, federation, tmp_path):
     same = {"out": tmp_path / "fit", "trials": 5, **QUICK}
     stopped = pf.fit(federation, module(), methods=["fedamp", Stopped()], **same)
     assert stopped.summary["stopped"] and stopped.number["value"] > 0.5
     assert {model["method"] for model in stopped.summary["finalists"]} == {*REFERENCES, "fedamp"}
+    assert "flatters the fit beside them: training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(
+        stopped
+    )
+    assert "flatters" not in repr(found), "whose references had all the time that they wanted"
     on = pf.load_fit(tmp_path / "fit", module=module())
     assert on.personal("client-0") is not None
 

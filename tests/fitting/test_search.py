@@ -87,3 +87,28 @@ def test_a_method_that_fails_is_not_tried_on_and_on():
 def test_a_candidate_that_got_worse_keeps_its_better_models():
     made = Candidate(0, "ditto", {}, {3: Outcome(3, 0.8, np.nan, 1, "a"), 9: Outcome(9, 0.7, 0.75, 1, "b")})
     assert made.score == 0.8 and made.rounds == 9
+
+
+def test_two_at_once_are_never_the_same_candidate_and_take_turns_to_the_end():
+    search = Search(Portfolio(METHODS, Local()), Local(), 54, 0, trials=14, at_once=2)
+    going, most = [], 0
+    while True:
+        while len(going) < 2 and (attempt := search.next(1e9)) is not None:
+            assert attempt.candidate.number not in [other.candidate.number for other in going]
+            going.append(attempt)
+        if not going:
+            break
+        most = max(most, len(going))
+        done = going.pop(0)
+        reached = score(done.candidate.method, done.candidate.settings, done.rounds)
+        search.tell(done.candidate, Outcome(done.rounds, reached, np.nan, 0.1, "x"))
+    assert most == 2 and len(search.candidates) == 14
+    assert {c.method for c in search.candidates if c.rounds == 54} >= {*REFERENCES, "fedamp"}
+
+
+def test_after_an_interruption_no_number_is_given_twice():
+    search = Search(Portfolio(METHODS, Local()), Local(), 54, 0)
+    for number in (0, 2):  # 1 was going on when the process was killed
+        search.put(Candidate(number, "separate", {}, {2: Outcome(2, 0.5, np.nan, 0.1, "x")}))
+    attempt = search.next(1e9)
+    assert attempt is not None and attempt.candidate.number == 3

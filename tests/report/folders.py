@@ -66,7 +66,7 @@ def written(
                 record["global_accuracy"] = float(np.sum(common) / n.sum())
         table["steps"] = pa.array([3] * count, pa.int32())
         table |= {name: pa.array(v) for name, v in (columns or {}).items()}
-        files.write_clients(r, pa.table(table))
+        files.evaluations.write(r, pa.table(table))
         files.append("rounds.jsonl", record)
         files.append("timings.jsonl", {"round": r, "round_seconds": 2.0})
     if predictions is not None:

@@ -59,7 +59,7 @@ def test_new_rounds_change_the_version_and_the_data(tmp_path):
         assert get(port, "/version")[1] == before
         table = run.folder.clients()
         later = table.set_column(table.column_names.index("round"), "round", pa.array([2] * len(table), pa.int32()))
-        run.folder.write_clients(2, later)
+        run.folder.evaluations.write(2, later)
         run.folder.append(
             "rounds.jsonl", {"round": 2, "active": 4, "bytes_up": 1, "bytes_down": 1, "personal_accuracy": 0.75}
         )

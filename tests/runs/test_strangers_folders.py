@@ -34,6 +34,7 @@ SETTINGS = {
     "local": {"lr": 0.1, "steps": 2, "batch_size": 5}, "engine": {"name": "loop", "threads": 1},
 }  # fmt: skip
 SECONDS, MEGABYTES = 20, 1500
+MOST_ADDRESSED = 8 << 30
 
 
 def federation():
@@ -151,15 +152,24 @@ def alarm(*_):
     raise AssertionError(f"not done after {SECONDS} s")
 
 
+def _addressed():
+    """Bytes of address space that this process has now."""
+    statm = Path("/proc/self/statm")  # Linux has it
+    return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 1 << 40
+
+
 def cases(bases, place, seeds):
     """Drive them all; how many ended in an error of ours."""
     before = [(number, signal.signal(number, alarm)) for number in (signal.SIGALRM, signal.SIGPROF)]
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory, limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrlimit(resource.RLIMIT_AS)
+    # What goes wrong here must not take the machine with it.
+    resource.setrlimit(resource.RLIMIT_AS, (_addressed() + MOST_ADDRESSED, limit[1]))
     try:
         errors = [error for seed in seeds if (error := drive(bases, place, seed)) is not None]
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+        resource.setrlimit(resource.RLIMIT_AS, limit)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024 < MEGABYTES
     assert all(str(error).strip() for error in errors)
     return len(errors)

@@ -118,7 +118,7 @@ def kept(folder, algorithm, right, n_val=20, **more):
     columns = {"client": [f"c{m}" for m in range(10)], "round": [1] * 10, "n_train": [10] * 10, "n_val": [n_val] * 10,
                "n_test": [20] * 10, "personal_correct": right, "personal_val_correct": np.minimum(right, n_val),
                "steps": [5] * 10, "sigma2": ones, "gain": 5 * ones, "weight": ones, **more}  # fmt: skip
-    files.write_clients(1, pa.table(columns))
+    files.evaluations.write(1, pa.table(columns))
     files.append("rounds.jsonl", {"round": 1, "active": 10, "bytes_up": 0, "bytes_down": 0})
     files.merge_clients()
     files.write_models("personal", {"weight": torch.zeros(10, 1)}, {})

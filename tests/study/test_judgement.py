@@ -48,7 +48,7 @@ def written(
         }
         if gradients is not None:
             columns["gradients"] = pa.array([gradients] * len(n), pa.int64())
-        files.write_clients(r, pa.table(columns))
+        files.evaluations.write(r, pa.table(columns))
         record = {"round": r, "active": 2, "steps": steps, "bytes_up": 1_000_000 * r, "bytes_down": 500_000 * r}
         if common is not None:
             record["global_accuracy"] = float(np.sum(common) / n.sum())

@@ -28,20 +28,11 @@ from personafl.study.plan import PlannedRun, plan
 from personafl.study.progress import StudyProgress
 from personafl.study.ray_launcher import on_ray
 from personafl.training.events import Listener
+from tests.study import test_plan
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'personafl[ray]'")
 
-TABLES = {
-    "seed": 3,
-    "rounds": 3,
-    "eval_every": 1,
-    "checkpoint_every": 1,
-    "splits": [0.5, 0.2, 0.3],
-    "partition": {"name": "iid", "clients": 4},
-    "model": {"name": "mclr"},
-    "local": {"steps": 2, "lr": 0.1},
-    "engine": {"name": "stacked", "threads": 1},
-}
+TABLES = test_plan.TABLES | {"engine": {"name": "stacked", "threads": 1}}
 LONG = TABLES | {"rounds": 250, "eval_every": 0, "checkpoint_every": 50}
 
 

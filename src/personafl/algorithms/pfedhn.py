@@ -32,7 +32,7 @@ from personafl.algorithms.base import About, Algorithm, Context, Each, Sent, Upl
 from personafl.algorithms.extras import Welcomes
 from personafl.algorithms.search_spaces import searched
 from personafl.settings import check
-from personafl.states import State
+from personafl.states import State, moved
 from personafl.streams import array_key
 
 MOST_HALVINGS = 30
@@ -79,8 +79,7 @@ class PFedHN(Welcomes, Algorithm):
             for name, shape in (("weight", (width, size)), ("bias", (width,))):
                 made[f"{name}{number}"] = (2 * torch.rand(shape, generator=draw) - 1) * bound
             size = width
-        made = {name: value.to(theta0.device) for name, value in made.items()}
-        return {**made, "head": theta0.new_zeros(len(theta0), size), "theta": theta0.clone()}
+        return {**moved(made, theta0.device), "head": theta0.new_zeros(len(theta0), size), "theta": theta0.clone()}
 
     def models(self, server: State, embeddings: Tensor) -> Tensor:
         """h(v; φ) for each of these embeddings, (K, P)."""

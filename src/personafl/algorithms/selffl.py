@@ -56,6 +56,7 @@ from personafl.algorithms.search_spaces import searched_among
 from personafl.algorithms.selffl_clusters import Clusters
 from personafl.algorithms.selffl_options import NO_BOUND, Options, rate_asked, steps_asked
 from personafl.algorithms.selffl_sums import FLOOR, BySums
+from personafl.registry import later
 from personafl.settings import check
 from personafl.states import State
 
@@ -93,21 +94,21 @@ class SelfFL(SendsForEvaluation, BySums, Clusters, Options, Algorithm):
     """A level between client and server: none, the federation's groups, or by uncertainty."""
     cluster_count: int = 5
     """How many clusters there are by uncertainty."""
-    unknown: Literal["median", "mean"] = "median"
+    unknown: Literal["median", "mean"] = later("median")
     """Of the known σ_m²: what a client counts with that does not know its own yet."""
-    sums: bool = False
+    sums: bool = later(False)
     """Whether the server uses sums over clients only, as secure aggregation asks for."""
-    gradient: Literal["mean", "sum"] = "mean"
+    gradient: Literal["mean", "sum"] = later("mean")
     """What a step descends: the mean of a batch's losses, or their sum, as Algorithm 1 prints it."""
-    rate: Literal["local", "solved"] = "local"
+    rate: Literal["local", "solved"] = later("local")
     """η_m: `local.lr`, or what (8) asks for with the number of steps that is taken."""
-    rate_max: float = 1.0
+    rate_max: float = later(1.0)
     """The largest η_m that is solved for, as a multiple of `local.lr`."""
-    sigma: Literal["rounds", "fisher"] = "rounds"
+    sigma: Literal["rounds", "fisher"] = later("rounds")
     """σ_m²: the variance of a client's models over rounds, or v²/N_m by their Fisher information."""
-    damping: float = 1.0
+    damping: float = later(1.0)
     """With `sigma = "fisher"`: the precision that a parameter has of which the data say nothing."""
-    prior: float = 0.0
+    prior: float = later(0.0)
     """1/τ² of a normal prior of θ_0 around the initial model; 0 is a flat prior."""
 
     about = About(

@@ -3,8 +3,14 @@
 Chen, Ding, Tramel, Wu, Sahu, Avestimehr, Zhang: Self-aware personalized federated learning, preprint, appendix D.
 
 After its ℓ_m steps, which give the personalized θ_m^t as in Algorithm 1, a client trains on until it has approximately
-converged, to θ_{m,t}. Variances [23], [25], start point [24] and aggregation [26] use θ_{m,t}; everything else is as in
-`selffl`, options included.
+converged, to θ_{m,t}:
+
+    client   θ_m^t = ℓ_m steps of SGD from θ − (w_m / S_m)(θ_{m,t−1} − θ)                              [24]
+             θ_{m,t} ← SGD on from θ_m^t, until it has converged
+             σ_m² = empirical variance of its θ_{m,t} over rounds                                      [23]
+    server   σ0² = empirical variance of the θ_{m,t};  θ̂ = Σ w_m θ_{m,t} / Σ w_m                 [25], [26]
+
+Everything else (w_m, S_m, ℓ_m, how θ moves to θ̂) is as in `selffl`, options included.
 
 Sent: θ, σ0², S_m down; θ_{m,t}, θ_m^t and σ_m² up: 2/1 and scalars. A client keeps what a client of `selffl` keeps,
 θ_m^t and ℓ_m. Personalized model: θ_m^t. Ours: converged means that the parameters moved by less than `tolerance` times

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.errors import ConfigError
-from personafl.states import State
+from personafl.states import State, row, rows
 
 Weights = Literal["samples", "equal"]
 
@@ -25,16 +25,13 @@ class Sent:
     shared: State
     each: State = field(default_factory=dict)
 
-    def one(self, row: int) -> State:
+    def one(self, at: int) -> State:
         """What the client of this row gets."""
-        return {**self.shared, **{name: value[row] for name, value in self.each.items()}}
+        return {**self.shared, **row(self.each, at)}
 
-    def rows(self, rows: NDArray[np.int64]) -> Sent:
+    def rows(self, at: NDArray[np.int64]) -> Sent:
         """The same for the clients of these rows alone."""
-        at = torch.from_numpy(rows)
-        return Sent(
-            self.shared, {name: value.index_select(0, at.to(value.device)) for name, value in self.each.items()}
-        )
+        return Sent(self.shared, rows(self.each, torch.from_numpy(at)))
 
     def bytes_per_client(self) -> int:
         """How many bytes one client receives."""
@@ -221,8 +218,8 @@ class Uploads:
 
     def rows(self, at: Tensor) -> Uploads:
         """The answers of these rows alone."""
-        values = {name: value.index_select(0, at.to(value.device)) for name, value in self.values.items()}
-        return replace(self, ids=self.ids[at.cpu()], samples=self.samples[at.to(self.samples.device)], values=values)
+        samples = self.samples[at.to(self.samples.device)]
+        return replace(self, ids=self.ids[at.cpu()], samples=samples, values=rows(self.values, at))
 
     def condense(self) -> Uploads:
         """The same with one row, the mean, in place of all rows of what is declared a `Mean`.
@@ -245,10 +242,9 @@ class Uploads:
         values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
         whole = parts[0].groups is None  # nothing was condensed
         each = {name: value for name, value in values.items() if whole or isinstance(uplink[name], Each)}
-        rows = {name: value.index_select(0, order) for name, value in each.items()}
         groups = None if whole else torch.cat([part.groups for part in parts if part.groups is not None])
         samples = torch.cat([part.samples for part in parts])
-        return cls(ids[order], samples[order], {**values, **rows}, uplink, groups)
+        return cls(ids[order], samples[order], {**values, **rows(each, order)}, uplink, groups)
 
     def bytes(self) -> int:
         """How many bytes these answers take."""

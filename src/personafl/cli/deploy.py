@@ -92,7 +92,7 @@ def up(
     need_flower()
     from personafl.backends.deploy import Deployment
     from personafl.backends.deploy.rehearsal import stopping_signals
-    from personafl.backends.deploy.rehearsal_policy import write_policies
+    from personafl.backends.deploy.rehearsal_policy import protection, write_policies
     from personafl.report.data import report_data
     from personafl.report.output import write_page
     from personafl.storage.folder import RunFolder
@@ -115,6 +115,7 @@ def up(
             tell(f"Starting {len(deployment.sites)} sites in {deployment.layout.folder}; logs are in logs/")
             deployment.start()
             tell(f"All sites have joined at {deployment.layout.address}")
+            tell(f"Protected by {protection(deployment.layout.folder / 'federation.toml')}")
             deployment.start_run()
             deployment.wait(lambda record: tell(_line(record, RunFolder(deployment.run_folder).manifest())))
     except KeyboardInterrupt:

@@ -37,6 +37,7 @@ def fit(
         bool, typer.Option("--one-model", help="One model for each client, no mixtures of predictions.")
     ] = False,
     trials: Annotated[int | None, typer.Option(metavar="N", help="The most candidates, whatever time is left.")] = None,
+    at_once: Annotated[int, typer.Option(metavar="N", help="Candidates trained at once, in as many processes.")] = 1,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of labels.")] = None,
     client: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of client ids.")] = None,
     set_: Overrides = None,
@@ -69,7 +70,7 @@ def fit(
     try:
         with on_stop():
             job = config_job_to_fit(config)
-            found = fit_job(job, folder, budget, names or None, not one_model, trials, resume, True, begun)
+            found = fit_job(job, folder, budget, names or None, not one_model, trials, resume, True, begun, at_once)
     except KeyboardInterrupt as stop:
         say(err, "Stopped before anything was trained far enough to choose from.")
         raise typer.Exit(exit_code(stop)) from None
@@ -78,7 +79,13 @@ def fit(
         words = ["personafl", "fit", str(source), "--budget", budget, "--out", str(folder), "--resume"]
         words += ["-a", ",".join(names)] if names else []
         words += ["--one-model"] if one_model else []
-        given: dict[str, Any] = {"--trials": trials, "--label": label, "--client": client, "--data-dir": data_dir}
+        given: dict[str, Any] = {
+            "--trials": trials,
+            "--at-once": at_once if at_once > 1 else None,
+            "--label": label,
+            "--client": client,
+            "--data-dir": data_dir,
+        }
         for option, value in given.items():
             words += [option, str(value)] if value else []
         words += [w for part in set_ or [] for w in ("-s", part)]

@@ -15,21 +15,19 @@ from personafl.data.partitions import (
     Pathological,
     PowerLaw,
 )  # fmt: skip
-from personafl.data.sources import EMNIST, FMNIST, MNIST, SOURCES, Digits, Files
-from personafl.registry import old_spellings
+from personafl.data.sources import EMNIST, FEMNIST, FMNIST, MNIST, SOURCES, Digits, Files
 
 __all__ = [
-    "EMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits", "Dirichlet", "Files",
-    "Lognormal", "Natural", "Owned", "Partition", "Pathological", "PowerLaw", "Samples", "Source", "Structure", "build",
+    "EMNIST", "FEMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits", "Dirichlet",
+    "Files", "Lognormal", "Natural", "Owned", "Partition", "Pathological", "PowerLaw", "Samples", "Source", "Structure",
+    "build",
 ]  # fmt: skip
-
-_old_spelling = old_spellings(__name__, {"Emnist": "EMNIST", "Fmnist": "FMNIST", "Iid": "IID", "Mnist": "MNIST"})
 
 
 def __getattr__(name: str) -> Any:
-    """CIFAR as before it moved to the package personafl-papers, and old spellings."""
+    """CIFAR as before it moved to the package personafl-papers."""
     if name not in ("CIFAR10", "CIFAR100"):
-        return _old_spelling(name)
+        raise AttributeError(f"module 'personafl.data' has no attribute {name!r}")
     if name.lower() not in SOURCES:
         raise AttributeError(f"personafl.data.{name} is now in the package personafl-papers, which is not installed")
     return SOURCES[name.lower()]

@@ -28,7 +28,7 @@ _MOST_PARTITION = 1 << 28  # bytes of FL-bench's partition.pkl; a million sample
 
 
 @dataclass(frozen=True)
-class Brought:
+class FolderContent:
     """What a folder holds.
 
     Attributes
@@ -55,18 +55,18 @@ def check_format(value: str) -> None:
         raise ConfigError(f"format = {value!r} must be {', '.join(get_args(Format)[:-1])} or {get_args(Format)[-1]}")
 
 
-def read_as(folder: Path, format: Format) -> Brought:
+def read_as(folder: Path, format: Format) -> FolderContent:
     """What the clients of a folder bring."""
     check_format(format)
     return _READERS[format](folder)
 
 
-def _npz(folder: Path) -> Brought:
+def _npz(folder: Path) -> FolderContent:
     data, groups = read_folder(folder)
-    return Brought(data, groups or None)
+    return FolderContent(data, groups or None)
 
 
-def _pfllib(folder: Path) -> Brought:
+def _pfllib(folder: Path) -> FolderContent:
     """`train/N.npz` and `test/N.npz`, each a pickled dict of x and y; the number of classes is in config.json."""
     files = {split: _numbered(folder / split, ".npz") for split in ("train", "test")}
     if not files["train"]:
@@ -83,10 +83,10 @@ def _pfllib(folder: Path) -> Brought:
     classes = _read_json(config).get("num_classes") if config.exists() else None
     if classes is not None and (type(classes) is not int or classes < 1):
         raise DataError(f"{config}: num_classes = {str(classes)[:50]} is not a number of classes")
-    return Brought(data, classes=classes)
+    return FolderContent(data, classes=classes)
 
 
-def _leaf(folder: Path) -> Brought:
+def _leaf(folder: Path) -> FolderContent:
     """`train/*.json` and `test/*.json`, each user's samples as lists of numbers, or as text and next letter."""
     folder = folder / "data" if (folder / "data" / "train").is_dir() else folder
     data: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def _leaf(folder: Path) -> Brought:
         raise DataError(
             f"{folder} is not a folder of LEAF: it has no train/*.json; give data/NAME/data, made by its script"
         )
-    return _letters(data) if isinstance(_first(data)[0], list) else Brought(data)
+    return _letters(data) if isinstance(_first(data)[0], list) else FolderContent(data)
 
 
 def _users(folder: Path) -> Iterator[tuple[str, Pair]]:
@@ -135,7 +135,7 @@ def _leaf_x(x: Any, what: str) -> Any:
     return array
 
 
-def _letters(data: dict[str, Any]) -> Brought:
+def _letters(data: dict[str, Any]) -> FolderContent:
     """Texts of equal length and the letter that follows, as numbers: the places of letters among all that occur."""
     pairs = [pair for splits in data.values() for pair in splits.values()]
     letters = sorted({letter for x, y in pairs for text in (*x, *y) for letter in str(text)})
@@ -146,10 +146,10 @@ def _letters(data: dict[str, Any]) -> Brought:
                 raise DataError(f"user {user!r} ({split}) has not a letter for each text, as LEAF's shakespeare has")
             coded = np.array([[number[letter] for letter in text] for text in x], np.int64)
             splits[split] = coded, np.array([number[letter] for letter in y], np.int64)
-    return Brought(data, class_names=tuple(letters))
+    return FolderContent(data, class_names=tuple(letters))
 
 
-def _flbench(folder: Path) -> Brought:
+def _flbench(folder: Path) -> FolderContent:
     """`partition.pkl` says which rows of `data.npy` and `targets.npy` a client has, for each split."""
     file = folder / "partition.pkl"
     x, y = _flbench_samples(folder)
@@ -168,7 +168,7 @@ def _flbench(folder: Path) -> Brought:
         if not len(rows.get("train", ())):
             raise _only_tested(str(client), str(file), "--split sample")
         data[str(client)] = {split: (x[row], y[row]) for split, row in rows.items() if len(row)}
-    return Brought(data)
+    return FolderContent(data)
 
 
 def _flbench_samples(folder: Path) -> tuple[Array, Array]:
@@ -237,11 +237,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     return held
 
 
-def _flamby(folder: Path) -> Brought:
+def _flamby(folder: Path) -> FolderContent:
     data, classes = read_flamby(folder)
-    return Brought(data, classes=classes)
+    return FolderContent(data, classes=classes)
 
 
-_READERS: dict[str, Callable[[Path], Brought]] = {
+_READERS: dict[str, Callable[[Path], FolderContent]] = {
     "npz": _npz, "pfllib": _pfllib, "leaf": _leaf, "flbench": _flbench, "flamby": _flamby,
 }  # fmt: skip

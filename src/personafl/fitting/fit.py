@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,16 @@ from torch import nn
 from personafl.algorithms import Algorithm, Separate
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
-from personafl.files import make_folder, private_opener, write_text
+from personafl.files import write_text
 from personafl.fitting import ending
 from personafl.fitting.budget import Clock, now, seconds_of, written
-from personafl.fitting.candidates import Candidate, Outcome, Portfolio
+from personafl.fitting.candidates import Outcome, Portfolio
 from personafl.fitting.progress import FitProgress
-from personafl.fitting.result import Fit, summary_of
-from personafl.fitting.search import Search
-from personafl.fitting.training import Trainer
+from personafl.fitting.result import Fit
+from personafl.fitting.search import Attempt, Search
+from personafl.fitting.summary import summary_of
+from personafl.fitting.training import Trainer, train_elsewhere
+from personafl.fitting.trials import append_trial, check_same, read_trials
 from personafl.fitting.validation import with_validation
 from personafl.inputs import shape_of
 from personafl.jobs import module_tables, module_task, training_labels, with_settings
@@ -35,7 +36,7 @@ from personafl.registry import described
 from personafl.settings import EngineSettings, Local, Schedule
 from personafl.signals import Interrupted, on_stop
 from personafl.storage.folder import RunFolder, without_none
-from personafl.storage.reading import content, read_json
+from personafl.study.processes import Call, Processes
 from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import check_federation, check_model, check_seed, check_settings
 from personafl.training.job import Job
@@ -46,7 +47,6 @@ RESERVE = 0.06
 """Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
 CHOICE_SECONDS = 2e-4
 """What the choice takes for a validation sample, generously."""
-TRIALS_FILE, SETTINGS_FILE = "trials.jsonl", "search.json"
 
 
 def fit(
@@ -66,6 +66,7 @@ def fit(
     metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    at_once: int = 1,
     progress: bool = True,
     **settings: Any,
 ) -> Fit:
@@ -99,6 +100,9 @@ def fit(
         The folder; left out, a temporary one that is deleted with the returned object.
     resume
         Go on with the fit in `out`: what was trained is reused, and the time that it took counts.
+    at_once
+        How many candidates are trained at once, each in a process of its own. A script then needs
+        `if __name__ == "__main__":`, and module and loss must be ones that can be pickled.
     progress
         Show a progress bar on a terminal.
     **settings
@@ -126,7 +130,7 @@ def fit(
         check_model(module)
         made, tables = module_task(federation, module, task, loss, metrics), module_tables(federation, module)
     job = Job(federation, made, Separate(), schedule, local or Local(), chosen, seed=seed, tables=tables)
-    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun)
+    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun, at_once)
 
 
 def _sensible(federation: Federation, seed: int, task: Any, loss: Any, metrics: Any) -> tuple[Task, dict[str, Any]]:
@@ -150,10 +154,13 @@ def fit_job(
     resume: bool = False,
     progress: bool = True,
     begun: float | None = None,
+    at_once: int = 1,
 ) -> Fit:
     """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`budget.now`)."""
     if trials is not None and trials < 1:
         raise ConfigError(f"trials = {trials}: must be at least 1, or left out")
+    if at_once < 1:
+        raise ConfigError(f"at_once = {at_once}: must be at least 1")
     if resume and out is None:
         raise RunError("resume needs the folder of the fit: name it with out")
     seconds, portfolio = seconds_of(budget), Portfolio(methods, job.local)
@@ -162,12 +169,15 @@ def fit_job(
     if not resume:
         RunFolder(folder).check_free()
     with RunFolder(folder).lock():
-        _check_same(folder, job, portfolio)
+        check_same(folder, job, portfolio)
         trainer = Trainer(job, folder / "candidates", portfolio)
-        search = Search(portfolio, job.local, job.schedule.rounds, job.seed, trials)
-        clock = Clock(seconds, _read_trials(folder, search) if resume else 0.0, begun)
+        search = Search(portfolio, job.local, job.schedule.rounds, job.seed, trials, at_once)
+        processes = Processes(at_once, trainer)
+        if at_once > 1:
+            trainer.share_cores(processes.threads)
+        clock = Clock(seconds, read_trials(folder, search) if resume else 0.0, begun)
         with closing(FitProgress(job.task.kind.primary, clock, progress)) as shown:
-            stopped = _searched(search, trainer, clock, folder, shown)
+            stopped = _searched(search, trainer, clock, folder, shown, processes)
             if search.leader is None:
                 raise _nothing(search, seconds, clock)
             shown.say("choosing for each client, then measuring on test data")
@@ -181,29 +191,45 @@ def fit_job(
     return made
 
 
-def _searched(search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress) -> bool:
+def _searched(
+    search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress, processes: Processes
+) -> bool:
     """Train candidates until the time is over; True where somebody stopped it before."""
-    reserve = RESERVE * clock.budget
-    samples = int(trainer.job.federation.sizes("val").sum())
     try:
-        with on_stop():
-            while True:
-                left = clock.left - max(reserve, _closing_seconds(search, samples))
-                attempt = search.next(left)
-                if attempt is None or left <= 0:
-                    return False
-                listeners = shown.tried(attempt, search.leader)
-                outcome = trainer.train(attempt, left, listeners)
-                if outcome is None:
-                    return False
-                outcome = replace(outcome, at=round(clock.spent, 3))
-                search.tell(attempt.candidate, outcome)
-                _append_trial(folder, attempt.candidate, outcome)
-                shown.ended(search.leader)
+        with on_stop(), processes:
+            going_on = True
+            while going_on:  # again where all that were going on had to end before the next could be named
+                going_on = False
+                for attempt, outcome in processes.results(_attempts(search, trainer, clock, shown, processes)):
+                    if outcome is None:
+                        continue
+                    outcome = replace(outcome, at=round(clock.spent, 3))
+                    search.tell(attempt.candidate, outcome)
+                    append_trial(folder, attempt.candidate, outcome)
+                    shown.ended(search.leader)
+                    going_on = True
+        return False
     except KeyboardInterrupt as stop:
         if search.leader is None or (isinstance(stop, Interrupted) and stop.number != 2):
             raise
         return True
+
+
+def _attempts(
+    search: Search, trainer: Trainer, clock: Clock, shown: FitProgress, processes: Processes
+) -> Iterator[Call[Attempt, Outcome | None]]:
+    """What to train now, asked for whenever a process is free."""
+    reserve, samples = RESERVE * clock.budget, int(trainer.job.federation.sizes("val").sum())
+    while True:
+        left = clock.left - max(reserve, _closing_seconds(search, samples))
+        attempt = search.next(left)
+        if attempt is None or left <= 0:
+            return
+        listeners, until = shown.tried(attempt, search.leader), now() + left
+        if processes.at_once > 1:
+            yield attempt, train_elsewhere, (attempt, until)
+        else:
+            yield attempt, trainer.train, (attempt, until, listeners)
 
 
 def _closing_seconds(search: Search, samples: int) -> float:
@@ -225,82 +251,6 @@ def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:
         f"budget = {written(seconds)} is too little for one candidate: its first {search.rungs[0]} rounds were not "
         f"done after {written(clock.spent)}; give more time, fewer rounds, or a smaller model"
     )
-
-
-# --- what a fit can go on from ----------------------------------------------------------------------------------------
-
-
-def _check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
-    """Note what is fitted, or refuse to go on with something else."""
-    now = {
-        "fingerprint": job.federation.fingerprint,
-        "parameters": job.task.size,
-        "loss": job.task.kind.loss_name,
-        "rounds": job.schedule.rounds,
-        "activity": job.schedule.activity,
-        "seed": job.seed,
-        "local": job.local.table(),
-        "methods": {name: asdict(algorithm) for name, algorithm in portfolio.algorithms.items()},
-    }
-    now = json.loads(json.dumps(now, default=str))
-    make_folder(folder)
-    file = folder / SETTINGS_FILE
-    if not file.exists():
-        write_text(file, json.dumps(now, indent=1) + "\n")
-        return
-    before = read_json(file, dict[str, Any])
-    for key, value in now.items():
-        if before.get(key) != value:
-            raise RunError(
-                f"{folder} holds another fit: its {key} differs; go on with the same data and settings, or name "
-                "another folder with out (--out)"
-            )
-
-
-def _append_trial(folder: Path, candidate: Candidate, outcome: Outcome) -> None:
-    line = {
-        "number": candidate.number, "method": candidate.method, "settings": candidate.settings,
-        **{key: None if value != value else value for key, value in vars(outcome).items()},  # NaN is none in JSON
-    }  # fmt: skip
-    with open(folder / TRIALS_FILE, "a", encoding="utf-8", opener=private_opener) as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _read_trials(folder: Path, search: Search) -> float:
-    """Put the candidates of earlier sessions into a search; the seconds that these took."""
-    spent = 0.0
-    known: dict[int, Candidate] = {}
-    file = folder / TRIALS_FILE
-    for number, line in enumerate(content(file).splitlines() if file.exists() else [], 1):
-        try:
-            found = json.loads(line)
-            score, common, seconds = (_number(found[key]) for key in ("score", "global_score", "seconds"))
-            spent = float(found["at"])
-            outcome = Outcome(
-                int(found["rounds"]), score, common, seconds, str(found["folder"]), str(found["why"]), spent
-            )
-            candidate = known.setdefault(
-                int(found["number"]), Candidate(int(found["number"]), str(found["method"]), dict(found["settings"]))
-            )
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            OverflowError,
-            RecursionError,
-        ):  # the line in flight when the process was killed
-            log.warning("%s, line %d cannot be read and is left out", file, number)
-            continue
-        if outcome.folder and not RunFolder(folder / "candidates" / outcome.folder).exists:
-            continue
-        candidate.outcomes[outcome.rounds] = outcome
-    for place, number in enumerate(sorted(known)):
-        search.put(replace(known[number], number=number) if place == number else known[number])
-    return spent
-
-
-def _number(value: Any) -> float:
-    return np.nan if value is None else float(value)
 
 
 # --- for a real federation --------------------------------------------------------------------------------------------

@@ -22,16 +22,13 @@ from personafl.engines.measuring import measure_outputs
 from personafl.errors import DataError, RunError
 from personafl.federation import Federation
 from personafl.files import write_atomically
-from personafl.fitting.budget import written
 from personafl.fitting.candidates import Portfolio
 from personafl.fitting.choice import Floats
-from personafl.fitting.ending import Ending, interval, measured
+from personafl.fitting.ending import measured
 from personafl.fitting.finalists import labels, outputs_of, theta_of
 from personafl.fitting.mixture import MixedModel, mixed_outputs, stacked_mixtures
 from personafl.fitting.plots import FitPlots
-from personafl.fitting.search import Search
-from personafl.metrics.measures import LOSS, Measure
-from personafl.metrics.permutation import sign_flip
+from personafl.fitting.summary import ALONE
 from personafl.notebook import card, grid, lines
 from personafl.report.data import report_data
 from personafl.report.output import default_page, write_page
@@ -39,13 +36,9 @@ from personafl.runs.frames import Frame, as_frame
 from personafl.runs.run import Run
 from personafl.storage import schemas
 from personafl.storage.reading import read_json
-from personafl.study.differences import LEVEL
 from personafl.training.job import Job
 
 FILE = "fit.json"
-ALONE = 0.9
-"""A client with so much weight on training alone need not join."""
-CALLED = {"alone": "Training alone", "global": "One model for all"}
 
 
 class Fit(Run):
@@ -279,121 +272,3 @@ def _in_words(row: Floats, labels: Sequence[str]) -> str:
     if len(order) == 1:
         return labels[order[0]]
     return " + ".join(f"{row[f]:.0%} {labels[f]}" for f in order)
-
-
-# --- fit.json ---------------------------------------------------------------------------------------------------------
-
-
-def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool) -> dict[str, Any]:
-    """What fit.json says."""
-    measure, table = job.task.kind.primary, ending.table
-    n = np.asarray(table.column("n_test").to_numpy(), np.float64)
-    test = _test(measure, table, n, job.seed)
-    labels, way = [model.label for model in ending.finalists], ending.choice.way
-    return {
-        "measure": measure.name,
-        "test": test,
-        "n_val": int(table.column("n_val").to_numpy().sum()),
-        "way": {"kind": way.kind, "alpha": _finite(way.alpha), "sentence": way.sentence(labels)},
-        "ways": [
-            {"kind": each.way.kind, "alpha": _finite(each.way.alpha), "title": each.way.title(labels),
-             "unseen": each.unseen, "seen": each.seen, "log_likelihood": each.log_likelihood,
-             "taken": each.way == way}
-            for each in ending.choice.considered
-        ],
-        "finalists": [
-            {"label": m.label, "method": m.candidate.method, "who": m.who, "settings": m.candidate.settings,
-             "rounds": m.outcome.rounds, "score": m.score, "folder": m.outcome.folder}
-            for m in ending.finalists
-        ],
-        "clients": list(job.federation.ids),
-        "weights": [[round(float(w), 6) for w in row] for row in ending.choice.weights],
-        "newcomer": [float(w) for w in ending.newcomer],
-        "budget": budget,
-        "seconds": round(spent, 2),
-        "stopped": stopped,
-        "trials": [
-            {"number": c.number, "method": c.method, "settings": c.settings,
-             "outcomes": [{"rounds": o.rounds, "score": _finite(o.best), "seconds": round(o.seconds, 3), "at": o.at,
-                           "why": o.why}
-                          for _, o in sorted(c.outcomes.items())]}
-            for c in search.candidates
-        ],
-        "sentences": _sentences(measure, test, ending, search, spent, budget, labels),
-    }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _test(measure: Measure, table: pa.Table, n: Floats, seed: int) -> dict[str, Any]:
-    """The measure on test data, and beside it alone and one model for all, with who gains."""
-    used = (
-        measure
-        if f"personal_{'correct' if measure.name == 'accuracy' else measure.name}" in table.column_names
-        else LOSS
-    )
-    own = measured(table, used, "personal")
-    found = interval(used, own, n, seed)
-    told: dict[str, Any] = {
-        "value": _finite(used.pooled(own, n)),
-        "interval": None if found is None else list(found),
-        "clients": int(((n > 0) & ~np.isnan(own)).sum()),
-    }
-    for who in ("alone", "global"):
-        other = measured(table, used, who)
-        known = (n > 0) & ~np.isnan(own) & ~np.isnan(other)
-        if not known.any():
-            continue
-        gain = (used.better or 1) * (own - other)[known]
-        points = used.points(own, n)[known] - used.points(other, n)[known]
-        told[who] = {
-            "value": _finite(used.pooled(other, n)), "better": int((gain > 0).sum()), "worse": int((gain < 0).sum()),
-            "same": int((gain == 0).sum()), "p_better": _finite(sign_flip(points)),
-            "p_worse": _finite(sign_flip(-points)),
-        }  # fmt: skip
-    return told
-
-
-def _against(measure: Measure, called: str, other: dict[str, Any]) -> str:
-    """How the fit does beside something else, in words."""
-    shown = "no difference is shown"
-    for key, words in (("p_better", "the fit is shown to be better"), ("p_worse", "the fit is shown to be worse")):
-        if other[key] is not None and other[key] < LEVEL:
-            shown = words
-    return (
-        f"{called}: {measure.write(other['value'])}; with the fit {other['better']} clients do better, "
-        f"{other['worse']} worse, {other['same']} the same ({shown})."
-    )
-
-
-def _sentences(
-    measure: Measure, test: dict[str, Any], ending: Ending, search: Search, spent: float, budget: float,
-    labels: Sequence[str],
-) -> list[str]:  # fmt: skip
-    way = ending.choice.way
-    runs = sum(len(c.outcomes) for c in search.candidates)
-    said = [f"Chosen on validation data: {way.sentence(labels)}."]
-    if test["value"] is None:
-        said.append("No client has test data, so there is no honest number: give splits with a share for test.")
-    else:
-        between = (
-            ""
-            if test["interval"] is None
-            else f", 95% interval {' to '.join(measure.write(v) for v in test['interval'])}"
-        )
-        said.append(f"On test data, which no choice has seen: {measure.write(test['value'])} {measure.label}{between}.")
-    for who, called in CALLED.items():
-        if who in test:
-            said.append(_against(measure, called, test[who]))
-    if "alone" in labels:
-        apart = int((ending.choice.weights[:, labels.index("alone")] >= ALONE).sum())
-        said.append(
-            f"{apart} of {len(ending.choice.weights)} clients need not join: they get the model that they train alone."
-        )
-    said.append(
-        f"{len(search.candidates)} candidates of {len({c.method for c in search.candidates})} methods in {runs} "
-        f"trainings, {written(spent)} of {written(budget)}."
-    )
-    return said

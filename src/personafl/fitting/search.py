@@ -59,12 +59,22 @@ class Search:
         What draws follow from.
     trials
         How many candidates at most; left out, as many as there is time for.
+    at_once
+        How many are trained at the same time.
     """
 
-    def __init__(self, portfolio: Portfolio, local: Local, rounds: int, seed: int, trials: int | None = None) -> None:
+    def __init__(
+        self,
+        portfolio: Portfolio,
+        local: Local,
+        rounds: int,
+        seed: int,
+        trials: int | None = None,
+        at_once: int = 1,
+    ) -> None:
         self.portfolio, self.local, self.seed = portfolio, local, seed
         self.rungs = rungs(rounds)
-        self.trials = trials
+        self.trials, self.at_once = trials, at_once
         self.candidates: list[Candidate] = []
         self._best: dict[str, Candidate] = {}
         self._going_on: set[int] = set()
@@ -142,12 +152,16 @@ class Search:
         return self.trials is not None and len(self.candidates) >= self.trials
 
     def _new(self, method: str, settings: dict[str, object]) -> Candidate:
-        candidate = Candidate(len(self.candidates), method, settings)
+        candidate = Candidate(self._next_number(), method, settings)
         self.candidates.append(candidate)
         return candidate
 
+    def _next_number(self) -> int:
+        """Of earlier sessions some may be missing: those that were going on when the process was killed."""
+        return 1 + max((c.number for c in self.candidates), default=-1)
+
     def _drawn(self, among: Sequence[str] = ()) -> Candidate:
-        rng = generator(self.seed, "fit", len(self.candidates))
+        rng = generator(self.seed, "fit", self._next_number())
         methods = [m for m in self.portfolio.algorithms if self.best_of(m) is not None and m in (among or [m])]
         methods = methods or [*self.portfolio.algorithms]
         ahead = sorted(methods, key=lambda m: -getattr(self.best_of(m), "score", -np.inf))[:3]
@@ -184,7 +198,7 @@ class Search:
     def _must_close(self, left: float) -> bool:
         """Whether the time that is left is only just enough for those who have to be trained to the end."""
         going = [Attempt(c, self.rungs[-1]) for c in self._important()[: 1 + len(REFERENCES)]]
-        needed = sum(self.cost(a) for a in going if a.candidate.rounds < a.rounds)
+        needed = sum(self.cost(a) for a in going if a.candidate.rounds < a.rounds) / self.at_once
         known = [c.outcomes[self.rungs[0]].seconds for c in self.candidates if self.rungs[0] in c.outcomes]
         return bool(needed) and left < needed + float(np.median(known))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from personafl.engines import make_engine
 from personafl.errors import PersonaflError, RunError
 from personafl.files import disk_errors, make_folder
 from personafl.fitting import budget
@@ -22,6 +25,7 @@ from personafl.metrics.measures import LOSS
 from personafl.runs.run import Run
 from personafl.settings import EngineSettings
 from personafl.storage.folder import RunFolder
+from personafl.study.processes import given, stopped
 from personafl.training.events import Listener
 from personafl.training.job import Job
 
@@ -50,17 +54,17 @@ class Trainer:
         self.job, self.folder, self.portfolio = job, folder, portfolio
         self.engine: EngineSettings = job.engine
 
-    def train(self, attempt: Attempt, seconds: float, listeners: Sequence[Listener] = ()) -> Outcome | None:
-        """What came of it; None where the time was over before."""
+    def train(self, attempt: Attempt, until: float, listeners: Sequence[Listener] = ()) -> Outcome | None:
+        """What came of it; None where the time (of `budget.now`) was over before."""
         candidate, begun = attempt.candidate, budget.now()
-        name = f"{candidate.number:03d}-{candidate.method.replace(':', '-')}-{attempt.rounds}"
+        name = _name(candidate, attempt.rounds)
         path = self.folder / name
         try:
             job = self.job_of(candidate, attempt.rounds)
             if not (RunFolder(path).exists and Run(path).complete):
                 self._begin_from(candidate, job, path)
                 with quiet():
-                    run_job(job, path, True, [Deadline(begun + seconds), *listeners])
+                    run_job(job, path, True, [Deadline(until), *listeners])
             run = Run(path, algorithm=job.algorithm, task=job.task)
         except OutOfTime:
             _remove(path)
@@ -73,6 +77,12 @@ class Trainer:
         self._keep_engine(run)
         personal, common = self._scores(run)
         return Outcome(attempt.rounds, personal, common, budget.now() - begun, name)
+
+    def share_cores(self, threads: int) -> None:
+        """Train with so many threads, where nothing else was asked for; `auto` is settled here, once for all."""
+        job, settings = self.job, replace(self.engine, threads=self.engine.threads or threads)
+        _, choice = make_engine(settings, job.task, job.federation, job.local, job.seed)
+        self.engine = replace(settings, name=choice.engine, threads=choice.threads)
 
     def job_of(self, candidate: Candidate, rounds: int) -> Job:
         """The job of a candidate."""
@@ -114,6 +124,21 @@ class Trainer:
             measure = LOSS
         values = (record.get(f"{who}_val_{measure.name}", np.nan) for who in ("personal", "global"))
         return tuple((measure.better or 1) * float(v) if v is not None else np.nan for v in values)  # type: ignore[return-value]
+
+
+def _name(candidate: Candidate, rounds: int) -> str:
+    """The folder of a training; after an interruption a number may come to stand for other settings than before."""
+    name = f"{candidate.number:03d}-{candidate.method.replace(':', '-')}-{rounds}"
+    text = json.dumps(candidate.settings, sort_keys=True, default=str)
+    return f"{name}-{sha256(text.encode()).hexdigest()[:8]}" if candidate.settings else name
+
+
+def train_elsewhere(attempt: Attempt, until: float) -> Outcome | None:
+    """`Trainer.train` in a process that was given the trainer."""
+    if stopped():
+        raise KeyboardInterrupt
+    trainer: Trainer = given()
+    return trainer.train(attempt, until)
 
 
 def _remove(path: Path) -> None:

@@ -8,16 +8,18 @@ with g_j the gradient of sample j alone, and B the size that batches have on ave
 differential privacy, 2016). A sample is a client with a batch of one: so the gradients of all samples of all clients
 are one stacked computation, whatever the model.
 
-The noise follows from the client's key of this batch and from which gradient of the step it is: a program that asks
-twice gets other noise the second time.
+In a simulation the noise follows from the client's key of this batch and from which gradient of the step it is: a
+program that asks twice gets other noise the second time. At a site it is from the system's secure generator.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -51,10 +53,11 @@ class Gradients(Protocol):
 
 @dataclass(frozen=True)
 class PerSample:
-    """The clip C and the noise multiplier z of gradients."""
+    """The clip C and the noise multiplier z of gradients; `fresh` where the noise follows from nothing."""
 
     clip: float
     noise: float
+    fresh: bool = False
 
     def check(self, task: Gradients) -> None:
         """Refuse models and losses where a sample's gradient is not its own."""
@@ -91,7 +94,8 @@ class PerSample:
         """The sums with their noise, by the size of batches."""
         assert expected is not None
         if self.noise:
-            total = total + self.noise * self.clip * normal(keys, total.shape[1], number)
+            drawn = fresh_normal(*total.shape).to(total) if self.fresh else normal(keys, total.shape[1], number)
+            total = total + self.noise * self.clip * drawn
         return total / expected.view(-1, 1)
 
 
@@ -136,7 +140,21 @@ def normal(keys: Tensor, size: int, number: int) -> Tensor:
     >>> [abs(round(float(value), 1)) for value in (made.mean(), made.std(), (made[0] * made[1]).mean())]
     [0.0, 1.0, 0.0]
     """
-    bits = draw((len(keys), size), keys, FIRST_DRAW + number)
+    return _normal(draw((len(keys), size), keys, FIRST_DRAW + number))
+
+
+def fresh_normal(count: int, size: int) -> Tensor:
+    """Standard normal numbers (count, size) from the system's secure generator, never the same twice.
+
+    >>> one, other = (fresh_normal(1, 50_000) for _ in range(2))
+    >>> [abs(round(float(value), 1)) for value in (one.mean(), one.std(), (one * other).mean())]
+    [0.0, 1.0, 0.0]
+    """
+    bits = np.frombuffer(os.urandom(8 * count * size), np.int64).copy()
+    return _normal(torch.from_numpy(bits).view(count, size))
+
+
+def _normal(bits: Tensor) -> Tensor:
     # 52 of the bits, so that the half which keeps 0 out does not round the largest up to 1.
     uniform = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
     made: Tensor = torch.special.ndtri(uniform)

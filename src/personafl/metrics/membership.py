@@ -67,7 +67,7 @@ def clopper_pearson(hits: int, trials: int, confidence: float = CONFIDENCE) -> E
 
 
 def rate_at(members: Floats, others: Floats, false_alarms: float) -> Estimate | None:
-    """The share of members that are found where at most this share of others is taken for members.
+    """The true positive rate at a false positive rate: members found, with at most this share of others accused.
 
     None where there are too few others to see so small a share: fewer than 1/false_alarms. The threshold is taken as
     given, so the interval is about the members alone.
@@ -85,7 +85,7 @@ def rate_at(members: Floats, others: Floats, false_alarms: float) -> Estimate | 
 
 
 def told_right(members: Floats, others: Floats, seed: int = 0) -> float:
-    """The share that the attacker sorts rightly of as many members as others.
+    """The attacker's accuracy at telling equally many members and others apart.
 
     The threshold is chosen on one half of the samples and used on the other half, both ways round: an attacker who
     knows nothing has one half, and not the luck of the best threshold.
@@ -104,7 +104,7 @@ def told_right(members: Floats, others: Floats, seed: int = 0) -> float:
 
 
 def proven_epsilon(members: Floats, others: Floats, delta: float = 0.0, seed: int = 0) -> float:
-    """The ε that the attack proves at least, by the error rates that (ε, δ) allows: none below can hold.
+    """A lower bound of ε: the attack has smaller error rates than any smaller ε, with this δ, allows.
 
     An (ε, δ)-private training has TPR ≤ e^ε FPR + δ and TNR ≤ e^ε FNR + δ for every attack (Kairouz, Oh, Viswanath,
     2015). The threshold is chosen on one half of the samples; on the other half both rates are taken at the worse end
@@ -159,7 +159,7 @@ def _best_threshold(members: Floats, others: Floats) -> float:
 
 
 def _best_ratio(members: Floats, others: Floats, delta: float) -> float:
-    """The threshold that would prove most, were there one more of either kind on the wrong side."""
+    """The threshold that proves the largest ε, with one error added of either kind."""
     cuts, hit, alarm = _rates(members, others)
     ratio = (hit - 1 / len(members) - delta) / (alarm + 1 / len(others))
     return float(cuts[np.argmax(ratio)])

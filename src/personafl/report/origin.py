@@ -40,6 +40,7 @@ def facts(found: Reported) -> list[dict[str, str]]:
         ("loss", [_resolved(run, "loss") for run in runs]),
         ("local training", [_table(run.manifest.get("local")) for run in runs]),
         ("privacy", _privacy(found)),
+        ("secure aggregation", [_table(run.manifest.get("secure")) for run in runs]),
         ("robust aggregation", [_table(run.manifest.get("robust")) for run in runs]),
         ("engine", [_engine(run) for run in runs]),
         ("versions", [_table(run.manifest.get("versions")) for run in runs]),

@@ -1,4 +1,4 @@
-"""What may be built on the word of a run folder: a model no larger than its files, settings that come to an end."""
+"""Bounds on what a run folder may ask for: a model no larger than its files, settings that end in finite time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANY = ("batch_size", "seed")
 
 
 def check_settings(path: Path, kind: str, table: Any) -> None:
-    """Refuse a table of run.toml whose numbers nobody means."""
+    """Refuse a table of run.toml with absurdly large numbers."""
     for key, value in _numbers(kind, table):
         if isinstance(value, int) and not -MOST <= value <= MOST and key.rpartition(".")[2] not in _ANY:
             raise RunError(f"{path / 'run.toml'}: {key} = {value}: more than {MOST:,} is not taken from a run folder")

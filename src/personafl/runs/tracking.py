@@ -1,4 +1,4 @@
-"""What dashboards are told of a run, and how one knows a run again.
+"""What dashboards are told of a run, and the key by which a resumed run is recognized.
 
 All name their curves alike: `accuracy/personal`, `loss/global`, `traffic/bytes_up`, `training/failed`,
 `seconds/round`, … The step is the round.
@@ -77,18 +77,18 @@ def imported(module: str, extra: str, name: str) -> Any:
 
 
 def in_flight(around: BaseException | None) -> BaseException | None:
-    """What is ending the run, if it is an exception; one that the caller was handling before the run is not."""
+    """The exception that ends the run, if one does; not one that the caller was handling before the run."""
     error = sys.exception()
     return None if error is around else error
 
 
 def first_line(error: BaseException | None) -> str:
-    """What an error says, without the rest."""
+    """The first line of an error's message; its type, where it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def identity(name: str | None, settings: Mapping[str, str]) -> str:
-    """What a run keeps when it is resumed, and no other run has, as 16 hexadecimal digits."""
+    """A key of this run alone, the same after it is resumed: 16 hexadecimal digits."""
     lasting = [settings[key] for key in ("created", "seed", "algorithm.name", "resolved.fingerprint")]
     return sha256(json.dumps([name, *lasting]).encode()).hexdigest()[:16]
 

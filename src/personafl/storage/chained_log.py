@@ -164,7 +164,7 @@ class ChainedLog:
 
 
 def _parsed(line: bytes) -> tuple[dict[str, Any] | None, str]:
-    """What a line says, and its digest; None where it is none of a log."""
+    """The record and the digest of a line; None where the line is not one of a log."""
     try:
         said = json.loads(line)
         return said, str(said.pop("digest"))

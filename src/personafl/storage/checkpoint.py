@@ -48,7 +48,6 @@ def save(
     checkpoint: Checkpoint,
     log: ClientLog | None = None,
     rows: Callable[[Ids], State] = lambda ids: {},
-    keep: int = 2,
 ) -> None:
     """Write a checkpoint, with the `rows` of the clients that changed according to the log; then `prune`."""
     make_folder(folder)
@@ -68,7 +67,7 @@ def save(
     if checkpoint.files:
         write_text(folder / f"{stem}.timings", json.dumps(checkpoint.timings))
     write_text(folder / f"{stem}.json", json.dumps(record, indent=1))
-    prune(folder, checkpoint.round, keep)
+    prune(folder, checkpoint.round)
 
 
 def server_state(found: Checkpoint, theta0: Tensor, like: State) -> State:
@@ -89,12 +88,12 @@ def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def prune(folder: Path, round: int, keep: int = 2) -> None:
-    """Remove all but a round's checkpoint and the newest before it, `keep` in all, and what these share.
+def prune(folder: Path, round: int) -> None:
+    """Remove all but a round's checkpoint and the newest before it, and what these share.
 
     Later ones are damaged, or the run would have gone on from them.
     """
-    records = sorted(path for path in folder.glob("round-*.json") if path.stem <= f"round-{round:06d}")[-keep:]
+    records = sorted(path for path in folder.glob("round-*.json") if path.stem <= f"round-{round:06d}")[-2:]
     kept = {path.stem for path in records} | {name.partition(".")[0] for path in records for name in _shared(path)}
     for path in (*sorted(folder.glob("round-*")), *sorted(folder.glob("clients-*"))):  # a .json goes before its data
         if path.name.partition(".")[0] in kept and path.suffix != ".partial":

@@ -54,11 +54,6 @@ class ClientStore:
         self._block_rows = min(clients, max(1, BLOCK // max(self.row_bytes, 1)))
         self._memory, self._folder = memory * 2**20, folder
 
-    @property
-    def rows_used(self) -> int:
-        """How many clients have a row."""
-        return self._taken - len(self._free)
-
     def known(self, ids: Ids) -> NDArray[np.bool_]:
         """Which of these clients have a row."""
         return np.asarray(self.slots[ids] >= 0)

@@ -194,14 +194,6 @@ class RunFolder:
         """Add a line to rounds.jsonl or timings.jsonl."""
         self._lines[name].append(record)
 
-    def write_clients(self, round: int, table: pa.Table) -> None:
-        """Write the rows of an evaluation; `write_evaluation` comes first."""
-        self.evaluations.write(round, table)
-
-    def write_evaluation(self, round: int, tensors: State) -> None:
-        """Write what the algorithm reports about the federation at an evaluation."""
-        self.evaluations.write_server(round, tensors)
-
     def write_predictions(self, table: pa.Table) -> None:
         """Write predictions.parquet."""
         write_atomically(self.path / "predictions.parquet", lambda to: pq.write_table(table, to))

@@ -1,4 +1,4 @@
-"""Files of a run folder, which may be a stranger's: read within bounds and checked, or refused in one line.
+"""Files of a run folder, which may come from anybody: read within bounds and checked, or refused in one line.
 
 Nothing is opened that is not a file, so no pipe or device is waited for; nothing is read beyond a bound; and what a
 file says is what `schemas` asks for. Every error is a `RunError` that names the file and the field.
@@ -64,15 +64,15 @@ def read_toml(path: Path, kind: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """The same of a JSON file."""
+    """A JSON file whose content is of a kind that `schemas` has."""
     return parsed(content(path), kind, path)
 
 
-def parsed(text: bytes | str, kind: Any, path: Path, what: str = "") -> Any:
-    """The same of a text that is in a file, of which `what` says where."""
+def parsed(text: bytes | str, kind: Any, path: Path) -> Any:
+    """The content of JSON that was found in a file, checked like that of `read_json`."""
     with problems(path):
         found = _shallow(json.loads(text))
-    return checked(found, kind, path, what)
+    return checked(found, kind, path)
 
 
 def read_lines(path: Path, kind: Any, text: bytes) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 @contextmanager
 def problems(path: Path) -> Iterator[None]:
-    """What goes wrong while a file is read, as one line that names it."""
+    """Turn errors of reading a file into one line that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -153,7 +153,7 @@ def _no_waiting(path: str, flags: int) -> int:
 
 
 def _shallow(found: Any) -> Any:
-    """What was parsed, if nothing in it is nested so deeply that who walks through it could not come back."""
+    """What was parsed, if it is not nested so deeply that recursion over it would fail."""
     level = [found]
     for _ in range(MOST_DEPTH):
         level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)

@@ -1,4 +1,4 @@
-"""How much a small file may become in memory: bounded before it is read."""
+"""Bounds on how much memory a compressed file takes, checked before it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can somebody tell who was in the training data? A membership test against a run's models.
+"""Whether a run's models reveal which samples they were trained on: membership inference.
 
 Two attacks, each on the personalized models, on what clients last sent (where that is a whole model) and on the model
 that serves everybody:
@@ -43,7 +43,7 @@ from personafl.training.robust import Robust
 
 FILE = "audit.json"
 LEAST = 10
-"""Members and others that a client must have to be told of by itself."""
+"""Members and others that a client must have to be reported separately."""
 RATES = (0.01, 0.001)
 LEAST_SHADOWS = 4
 
@@ -88,7 +88,7 @@ class Audit:
     reproduced: bool
 
     def worst(self, target: Target) -> Attack | None:
-        """The attack that gets furthest on a kind of model."""
+        """The most successful attack on a kind of model."""
         found = [attack for attack in self.attacks if attack.target == target]
         return max(found, key=lambda attack: attack.auc.value, default=None)
 
@@ -202,7 +202,7 @@ _SEEN: dict[Target, str] = {
 
 
 def job_of(run: Run, federation: Federation | None = None) -> Job:
-    """What trains a run again: the same data, initial weights and settings."""
+    """The job of a run, to train it again: the same data, initial weights and settings."""
     manifest = run.manifest
     resolved = manifest["resolved"]
     if resolved.get("engine") == "flower":
@@ -275,7 +275,7 @@ def _attacks(run: Run, job: Job, target: Observed, shadows: Sequence[Observed]) 
 
 
 def likelihood_ratio(kind: Target, target: Observed, shadows: Sequence[Observed], classification: bool) -> Floats:
-    """The logarithm of how much likelier each sample's score is if it was in than if it was out; NaN where unknown."""
+    """Each sample's log likelihood ratio: of its score as a member against as none; NaN where unknown."""
     found = np.stack([_score(one.losses[kind], classification) for one in shadows])
     inside = np.stack([one.inside for one in shadows])
     score = _score(target.losses[kind], classification)

@@ -222,9 +222,9 @@ def columns_of(
     return found
 
 
-def accuracy_of(run: Run, who: str = "personal") -> Floats | None:
-    """Each client's test accuracy after the last round; None where that is not measured, or there is no such model."""
-    return values_of(run, ACCURACY, who)
+def accuracy_of(run: Run) -> Floats | None:
+    """Each client's test accuracy after the last round, with its personal model; None where that is not measured."""
+    return values_of(run, ACCURACY, "personal")
 
 
 def mean_accuracies(run: Run, who: str = "personal") -> tuple[list[int], list[float]]:

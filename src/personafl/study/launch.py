@@ -195,16 +195,32 @@ def _legal(method: str) -> str:
 
 
 def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) -> Search:
-    """Choose the point with the best validation score, the mean over seeds; of equal ones the first.
+    """Choose the point with the best validation score, the mean over seeds; of equal ones the first."""
+    measure, found = scored(planned, method, planned.points(method), trials)
+    best = max(found, key=lambda trial: trial.score)
+    if best.score == -np.inf:
+        raise RunError(f"every setting of {method} failed; the warnings above say why")
+    return Search(method, measure, found, best.settings)
+
+
+def scored(
+    planned: Plan, method: str, points: Sequence[dict[str, Any]], trials: Sequence[Sequence[Run | None]]
+) -> tuple[str, list[Trial]]:
+    """How good each point of a search is on validation data, and by which measure: higher is better, −∞ has failed.
 
     Where the method chooses on validation data itself, the score is that on what was held back from it.
+
+    Parameters
+    ----------
+    trials
+        For each seed the runs of the points; None for one that failed.
     """
     found: list[Trial] = []
-    held = planned.trial(method, planned.seeds[0], planned.points(method)[0]).recipe.local.held_back is not None
+    held = planned.trial(method, planned.seeds[0], points[0]).recipe.local.held_back is not None
     split = "held" if held else "val"
     ranks = ranking(common_measures(known)) if (known := [run for runs in trials for run in runs if run]) else LOSS
     measure = f"personal_{split}_{ranks.name}"
-    for p, point in enumerate(planned.points(method)):
+    for p, point in enumerate(points):
         runs = [of_seed[p] for of_seed in trials]
         done = [run for run in runs if run is not None]
         if any("personal_val_loss" not in run.score for run in done):
@@ -222,7 +238,4 @@ def _search(planned: Plan, method: str, trials: Sequence[Sequence[Run | None]]) 
         good = bool(done) and len(done) == len(runs)
         score = float(np.mean([ranks.better * run.score[measure] for run in done])) if good else -np.inf
         found.append(Trial(point, score, sum(run.seconds for run in done), [run.path.name for run in done]))
-    best = max(found, key=lambda trial: trial.score)
-    if best.score == -np.inf:
-        raise RunError(f"every setting of {method} failed; the warnings above say why")
-    return Search(method, measure, found, best.settings)
+    return measure, found

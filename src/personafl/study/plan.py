@@ -186,7 +186,8 @@ def config_recipes(
     """What `Plan.recipe` is for the tables of a config."""
 
     def recipe(method: str, seed: int, settings: Mapping[str, Any]) -> Config:
-        more = [f"{key}={_toml(value)}" for key, value in settings.items()]
+        # Numbers, strings, booleans and lists are written alike in JSON and TOML.
+        more = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
         return parse(for_method(tables, method, [*overrides, *more, f"seed={seed}"]))
 
     return recipe
@@ -247,7 +248,3 @@ def _listed(tune: Sequence[str]) -> dict[str, list[Any]]:
 def _algorithm(tables: Mapping[str, Any]) -> str:
     table = tables.get("algorithm", "fedavg")
     return str(table.get("name", "fedavg") if isinstance(table, dict) else table)
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value)  # numbers, strings, booleans and lists are written alike in TOML

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +47,8 @@ class Processes:
     ----------
     at_once
         How many runs go on at once; left out, as many as there are cores. One is this process itself.
+    given
+        What is sent to every process once, when it starts; functions that are called there ask for it (`given()`).
 
     Examples
     --------
@@ -53,8 +56,8 @@ class Processes:
     ...     run_plan(planned, folder, launcher=processes)  # doctest: +SKIP
     """
 
-    def __init__(self, at_once: int | None = None) -> None:
-        self.at_once = at_once or cores()
+    def __init__(self, at_once: int | None = None, given: Any = None) -> None:
+        self.at_once, self._given = at_once or cores(), given
         self.threads = max(1, cores() // self.at_once)
         self._pool: ProcessPoolExecutor | None = None
 
@@ -115,12 +118,12 @@ class Processes:
     def _submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                self.at_once, multiprocessing.get_context("spawn"), _prepare, (self.threads,)
+                self.at_once, multiprocessing.get_context("spawn"), _prepare, (self.threads, _pickled(self._given))
             )
         return self._pool.submit(function, *arguments)
 
 
-def _pickled(job: Job) -> bytes:
+def _pickled(job: Any) -> bytes:
     try:
         return pickle.dumps(job)
     except Exception as error:  # whatever somebody's module or loss raises
@@ -138,10 +141,13 @@ def _not_sent(error: Exception) -> ConfigError:
 # --- in a process of its own
 
 _stopped = False
+_sent = b""
 
 
-def _prepare(threads: int) -> None:
+def _prepare(threads: int, sent: bytes) -> None:
     """Threads; a process group of its own, so that Ctrl-C reaches it once, by its parent; an end with the parent."""
+    global _sent
+    _sent = sent
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, _note_stop)
@@ -162,13 +168,26 @@ def _note_stop(number: int, frame: Any) -> None:
     _stopped = True
 
 
+@cache
+def given() -> Any:
+    """What the `Processes` that started this process was given."""
+    return _unpickled(_sent)
+
+
+def stopped() -> bool:
+    """Whether this process was asked to stop; what is called then ends at once."""
+    return _stopped
+
+
 def _make(sent: Config | bytes, path: Path) -> str | None:
     """Why it failed; None if it did not."""
-    job = _unpickled(sent) if isinstance(sent, bytes) else None  # what cannot be sent is no failure of one run
+    job: Job | None = (
+        _unpickled(sent) if isinstance(sent, bytes) else None
+    )  # what cannot be sent is no failure of one run
     try:
         if isinstance(sent, Config):
             job = config_job(sent, sent.federation())
-        if _stopped:
+        if stopped():
             raise KeyboardInterrupt
         run_job(job, path, True)  # type: ignore[arg-type]
     except RunError:
@@ -178,10 +197,9 @@ def _make(sent: Config | bytes, path: Path) -> str | None:
     return None
 
 
-def _unpickled(sent: bytes) -> Job:
-    """A job that our own parent process sent."""
+def _unpickled(sent: bytes) -> Any:
+    """What our own parent process sent."""
     try:
-        job: Job = pickle.loads(sent)
+        return pickle.loads(sent)
     except Exception as error:
         raise _not_sent(error) from error
-    return job

@@ -1,4 +1,4 @@
-"""Runs that an audit trains again: what models say of each sample, with it in their training data and without.
+"""Shadow runs of an audit: the loss of each sample, by models trained with it and by models trained without it.
 
 A client's training and test samples are one pool. The run that is audited was trained on the first of them; a shadow is
 the same run with another part of the pool, of the same size, as each client's training data, and other random numbers.
@@ -36,7 +36,7 @@ Target = Literal["personal", "update", "global"]
 
 @dataclass(frozen=True)
 class Observed:
-    """What became of a training: the loss of every sample by each kind of model, NaN where there is none.
+    """The result of a training: the loss of every sample by each kind of model, NaN where there is none.
 
     `inside` says which samples were training data, `first` is the personalized model of the first client.
     """
@@ -67,7 +67,7 @@ def observe(job: Job) -> Observed:
 
 
 def shadow(job: Job, seed: int, number: int) -> Observed:
-    """Train with other samples of every client's pool; what it says is in the order of the job's own samples."""
+    """Train with another split of every client's samples; losses are in the order of the job's own samples."""
     order = redrawn(job.federation, seed, number)
     federation = replace(job.federation, x=some(job.federation.x, torch.from_numpy(order)), y=job.federation.y[order])
     other = int(stream_key(seed, "shadow", number)) % 2**62
@@ -88,7 +88,7 @@ def redrawn(federation: Federation, seed: int, number: int) -> Ints:
 
 
 class WatchedClients(LocalClients):
-    """Clients whose answers and models are looked at as an attacker would."""
+    """Clients whose uploads and models are recorded, as an attacker would record them."""
 
     losses: dict[Target, Floats]
     first: Tensor

@@ -57,7 +57,7 @@ class Attack:
         check("kind", self.kind, self.kind in get_args(AttackName), f"one of {', '.join(get_args(AttackName))}")
 
     def __call__(self, uploads: Uploads, sent: Sent, seed: int, round: int) -> Uploads:
-        """What comes up in the place of `uploads`; `sent` is what these clients were sent, in the same order."""
+        """The attackers' uploads in place of `uploads`; `sent` is what these clients got, in the same order."""
         rows = torch.from_numpy(np.flatnonzero(np.isin(uploads.ids.numpy(), self.clients)))
         values, changed = dict(uploads.values), updates(uploads, sent)
         if self.kind == "count-inflated":

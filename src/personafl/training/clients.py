@@ -26,7 +26,7 @@ from personafl.engines.work import Work
 from personafl.errors import RunError
 from personafl.kernels.task import Task
 from personafl.settings import Local
-from personafl.states import Ints, State
+from personafl.states import Ints, State, rows
 from personafl.storage.client_store import ClientStore
 from personafl.storage.folder import RunFolder
 from personafl.training.client_states import first_state, states
@@ -249,9 +249,8 @@ class LocalClients(Clients):
         elif self.privacy is not None:
             self.releases[kept] += len(up) > 0
         if len(failed):
-            rows = torch.from_numpy(np.flatnonzero(good)).to(self.device)
-            own = {name: value.index_select(0, rows) for name, value in own.items()}
-            up = {name: value.index_select(0, rows) for name, value in up.items()}
+            at = torch.from_numpy(np.flatnonzero(good))
+            own, up = rows(own, at), rows(up, at)
         self.store.put(kept, own)
         samples = torch.from_numpy(self.client_index.sizes["train"][kept]).to(self.device)
         uploads = Uploads(torch.from_numpy(kept), samples, up, self.algorithm.uplink)
@@ -286,17 +285,16 @@ class LocalClients(Clients):
         counted = {} if self.privacy is None else {RELEASES: torch.from_numpy(self.releases[ids])}
         return self.store.rows(ids) | counted | {SEEN: torch.from_numpy(self.store.known(ids))}
 
-    def put_rows(self, ids: Ints, rows: State) -> None:
+    def put_rows(self, ids: Ints, kept: State) -> None:
         if self.privacy is not None:
-            self.releases[ids] = rows[RELEASES].numpy()
-        own = {name: value for name, value in rows.items() if name not in (RELEASES, SEEN)}
+            self.releases[ids] = kept[RELEASES].numpy()
+        own = {name: value for name, value in kept.items() if name not in (RELEASES, SEEN)}
         check_kept(self.store.like, own)
-        if SEEN not in rows:
+        if SEEN not in kept:
             self.store.put(ids, own)
             return
-        seen = np.flatnonzero(rows[SEEN].cpu().numpy())
-        at = torch.from_numpy(seen)
-        self.store.put(ids[seen], {name: value.index_select(0, at.to(value.device)) for name, value in own.items()})
+        seen = np.flatnonzero(kept[SEEN].cpu().numpy())
+        self.store.put(ids[seen], rows(own, torch.from_numpy(seen)))
 
     def drop(self, ids: Ints) -> None:
         """Forget what these clients keep: they were here for a round."""

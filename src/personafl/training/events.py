@@ -48,8 +48,8 @@ class RunFiles(Listener):
 
     def evaluated(self, round: int, clients: pa.Table, server: State) -> None:
         if server:
-            self.folder.write_evaluation(round, server)
-        self.folder.write_clients(round, clients)
+            self.folder.evaluations.write_server(round, server)
+        self.folder.evaluations.write(round, clients)
 
     def round_ended(self, record: dict[str, Any], seconds: dict[str, float]) -> None:
         self.folder.append("rounds.jsonl", record)

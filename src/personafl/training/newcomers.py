@@ -27,7 +27,7 @@ from personafl.federation.missing import filled_clients
 from personafl.federation.scaling import standardized_as
 from personafl.federation.sequences import as_wanted
 from personafl.inputs import Inputs, Shape, read_shape, shape_of, shape_text
-from personafl.states import State
+from personafl.states import State, each, row
 from personafl.storage.checkpoint import Checkpoint, server_state
 from personafl.training.clients import LocalClients
 from personafl.training.evaluation import personalize
@@ -103,11 +103,11 @@ def personalize_newcomers(algorithm: Algorithm, engine: Engine, found: Checkpoin
         own: State = {}
         up: State = {}
         for number in range(newcomer_rounds(algorithm)):
-            sent = sent_to_newcomer(algorithm, server, {name: value[0] for name, value in up.items()})
+            sent = sent_to_newcomer(algorithm, server, row(up, 0))
             if number == 0:
                 begun = algorithm.new_client(found.tensors["theta0"], sent.one(0))
                 begun |= kept_optimizer_state(algorithm, engine.local, begun, sent.one(0))
-                own = {name: value[None] for name, value in begun.items()}
+                own = each(lambda value: value[None], begun)
             result = engine.run(Work(algorithm, found.round + 1 + number, "newcomer", ids, own, sent))
             own, up = result.own, result.up
         models.append(personalize(algorithm, engine, sent, ids, own, found.round, last=True).theta)

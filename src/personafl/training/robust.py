@@ -29,7 +29,7 @@ STAND_INS = ("median", "trimmed-mean", "geometric-median")
 
 @dataclass(frozen=True)
 class Robust:
-    """What the server does so that a few wrong answers do not spoil an aggregate.
+    """Robust aggregation at the server, so that a few wrong answers do not spoil an aggregate.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Robust:
         return int(self.attackers * answers + 1e-9)  # 0.29 of 100 are 29
 
     def apply(self, uploads: Uploads, sent: Sent) -> tuple[Uploads, dict[int, float]]:
-        """The answers as the algorithm's server is to see them; and whose were clipped or left out.
+        """The answers that `aggregate` gets, and whose were clipped or left out.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Robust:
 
 
 def updates(uploads: Uploads, sent: Sent) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Of each upload that is relative to something: (K, P) differences from it, and itself (K, P)."""
+    """For each upload that is relative to something sent: (K, P) differences from it, and the sent rows (K, P)."""
     made = {}
     for name, how in uploads.uplink.items():
         if name in uploads.values and how.relative_to is not None:

@@ -28,9 +28,9 @@ ITERATIONS = 10_000
 
 
 def shrinking(norms: Tensor, factor: float) -> Tensor:
-    """What each update is multiplied by, so that none is longer than `factor` times the median of all.
+    """Factors that make no update longer than `factor` times the median length.
 
-    Of an even number it is the lower median: half of the answers cannot raise it.
+    Of an even number of answers the median is the lower of the two in the middle: half of them cannot raise it.
 
     >>> shrinking(torch.tensor([1.0, 2.0, 8.0, 3.0]), 2.0).tolist()
     [1.0, 1.0, 0.5, 1.0]

@@ -26,7 +26,7 @@ from personafl.errors import RunError, TrainingFailed
 from personafl.metrics.measures import ranking
 from personafl.settings import Schedule
 from personafl.signals import Interrupted, on_stop
-from personafl.states import Ints, State
+from personafl.states import Ints, State, moved
 from personafl.storage import checkpoint
 from personafl.storage.client_log import ClientLog
 from personafl.storage.folder import RunFolder
@@ -341,7 +341,7 @@ class Runner:
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         device = self.clients.device
         server = checkpoint.server_state(found, self.theta0, self.server)
-        self.round, self.server = found.round, {name: value.to(device) for name, value in server.items()}
+        self.round, self.server = found.round, moved(server, device)
         # Clients that were never active start from the weights that the run began with, not from this process's.
         self.theta0 = found.tensors["theta0"].to(device)
         self._start()

@@ -30,7 +30,7 @@ from personafl.training.privacy import Floats, Privacy
 
 @dataclass(frozen=True)
 class SampleAccount:
-    """How batches become ε.
+    """The ε of samples, from the number of batches drawn.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def _programs(algorithm: Algorithm) -> Iterator[Program]:
 
 
 def _gradients_per_batch(algorithm: Algorithm, program: Program, local: Local, own: State, sent: State) -> int:
-    """The most in the first and the last step: a program may train one part of the model, and then another."""
+    """The most gradients in a step, first or last: a program may train one part of the model, and then another."""
     ctx, made = blank_context(algorithm, local), Counter[int]()
     begun, steps = program.begin(own, sent, ctx)
     carry = each(torch.clone, begun)
@@ -116,7 +116,7 @@ class _Counted(ZeroGradient):
         self._made[0] += 1
 
     def predict(self, theta: Tensor, batch: int = 0) -> Tensor:
-        """Not of samples that only noise may be seen of."""
+        """Refused: outputs would show single samples without noise."""
         raise refused("it looks at outputs for samples")
 
     features = predict

@@ -31,7 +31,7 @@ TOLD = "privacy.told"
 
 @dataclass
 class ServerNoise:
-    """What the server adds to means, and what its means have told of each client.
+    """The noise that the server adds to means, and the privacy that each client has lost by them.
 
     Parameters
     ----------

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from personafl.backends.deploy import Deployment, check_site, init_federation, tasks
+from personafl.backends.deploy import login as login_program
 from personafl.backends.deploy.processes import Process, free_ports, listening
 from personafl.backends.deploy.rehearsal import find_nginx
 from personafl.backends.deploy.tasks import prepare
@@ -223,6 +224,26 @@ def supernode(deployment, log, *arguments, address=None, shown=None):
 
 
 @pytest.mark.slow
+def test_what_does_runs_ends_with_the_superlink(tmp_path):
+    """However that ends: what it started waits for runs in the background, where a shell has Ctrl-C ignored."""
+    init_federation(tmp_path / "federation", SITES)
+    with Deployment(tmp_path / "federation", proxy=False) as deployment:
+        deployment.start_superlink()
+        process = deployment.processes["superlink"]
+        until(lambda: any(b"do-run" in line for line in map(command_line, process.pids())))
+        (server,) = [pid for pid in process.pids() if b"serve" in command_line(pid).split(b"\0")]
+        os.kill(server, signal.SIGKILL)
+        until(lambda: process.code is not None and not process.pids())
+
+
+def command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+@pytest.mark.slow
 def test_a_registered_key_is_let_in(without_sites, tmp_path):
     """The same command as in the refusals below, with everything right: they are refused for what they lack."""
     site = without_sites.layout.site("north")
@@ -288,7 +309,7 @@ def public_key(deployment, name="north"):
     return re.search(rf'"(.*)" "{name}";', table)[1]
 
 
-def ask(deployment, path, method="POST", address=None, body=b"", key=None):
+def ask(deployment, path, method="POST", address=None, body=b"", key=None, login=None):
     """The status of an answer; the path is sent letter by letter."""
     address = address or deployment.layout.address
     context = showing_certificate(deployment.layout.site("north"))
@@ -299,6 +320,7 @@ def ask(deployment, path, method="POST", address=None, body=b"", key=None):
     ):
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
         head += f"Flwr-Public-Key: {public_key(deployment) if key is None else key}\r\n"
+        head += "" if login is None else f"Personafl-Login: {login}\r\n"
         head += f"Content-Type: application/protobuf\r\nContent-Length: {len(body)}\r\n\r\n"
         to.sendall(head.encode() + body)
         answer = http.client.HTTPResponse(to)
@@ -315,9 +337,24 @@ def control_and_runtime_paths():
     return sorted({context.path for context in iter_route_contexts(routes)})
 
 
+def login_of(deployment):
+    return (deployment.layout.operator / "runtime" / "login").read_text()
+
+
 def test_a_control_request_is_answered_in_private_and_refused_in_public(deployment):
-    assert ask(deployment, "/v1/control/list-nodes", address=deployment.layout.private) == 200
-    assert ask(deployment, "/v1/control/list-nodes") == 404
+    login = login_of(deployment)
+    assert ask(deployment, "/v1/control/list-nodes", address=deployment.layout.private, login=login) == 200
+    assert ask(deployment, "/v1/control/list-nodes", login=login) == 404
+
+
+def test_nobody_on_the_operators_machine_is_the_operator_without_the_login(deployment):
+    """Nor gets a run's token, nor can anything else be asked of the SuperLink but what needs a proof of its own."""
+    paths = [*control_and_runtime_paths(), "/health", "/docs", "/openapi.json", "/v1/responses", "/nothing"]
+    paths += ["/v1/fleet/register-node", "/v1/fleet/unregister-node"]
+    for login in (None, "", "x", login_of(deployment)[:-1]):
+        found = {path: ask(deployment, path, address=deployment.layout.private, login=login) for path in paths}
+        assert found == dict.fromkeys(paths, 401)
+    assert (deployment.layout.operator / "runtime" / "login").stat().st_mode & 0o777 == 0o600
 
 
 def test_no_path_of_the_operator_is_passed_on(deployment):
@@ -376,20 +413,20 @@ def test_more_than_a_piece_of_an_array_is_refused(deployment):
     assert connection.getresponse().status == 413
 
 
-def test_flowers_own_program_cannot_start_a_run_in_public(deployment, tmp_path):
+def test_flowers_own_program_needs_the_login_and_cannot_be_used_in_public(deployment, tmp_path):
     home = tmp_path / "flower"
     home.mkdir()
     ca = deployment.layout.site("north") / "ca.crt"
     flwr = shutil.which("flwr", path=str(Path(sys.executable).parent))
     environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
     environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    codes = {}
-    for side in ("address", "private"):
+    login, codes = [sys.executable, "-P", login_program.__file__, "flwr", deployment.layout.operator / "runtime"], {}
+    for side, command in (("address", [flwr]), ("address", login), ("private", [flwr]), ("private", login)):
         address = getattr(deployment.layout, side)
         (home / "config.toml").write_text(f'[superlink.it]\naddress = "{address}"\nroot-certificates = "{ca}"\n')
-        done = subprocess.run([flwr, "supernode", "list", "it"], env=environment, capture_output=True, text=True)
-        codes[side] = done.returncode
-    assert codes["private"] == 0 and codes["address"] != 0
+        done = subprocess.run([*command, "supernode", "list", "it"], env=environment, capture_output=True, text=True)
+        codes[side, command is login] = done.returncode == 0
+    assert [pair for pair, worked in codes.items() if worked] == [("private", True)] and len(codes) == 4
 
 
 def test_a_site_sees_the_federation_with_site_check(deployment):

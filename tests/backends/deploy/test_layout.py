@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,7 +150,7 @@ def test_a_site_is_restarted_later_than_flower_lets_it_in_again(layout):
 
 def test_scripts_are_programs_that_a_shell_can_read(layout):
     scripts = [*layout.folder.rglob("*.sh")]
-    assert len(scripts) == 10
+    assert len(scripts) == 11
     for script in scripts:
         assert subprocess.run(["sh", "-n", script]).returncode == 0
         assert script.name == "environment.sh" or "umask 077" in script.read_text()
@@ -239,6 +240,30 @@ def test_a_federation_of_an_earlier_version_is_told_what_to_do(layout, tmp_path)
     (folder / "operator" / "orders.key").unlink()
     with pytest.raises(ConfigError, match=r"no operator/orders.key.*make it anew with personafl deploy init"):
         Material.read(Layout.read(folder))
+
+
+def test_a_rehearsal_has_the_word_vectors_of_its_federation(tmp_path):
+    import tomli_w
+
+    from personafl.backends.deploy import Deployment
+    from personafl.backends.deploy.rehearsal_policy import allowing
+    from personafl.backends.flower.site_data import read_site
+    from personafl.files import checksum
+
+    folder, data = tmp_path / "federation", tmp_path / "data"
+    init_federation(folder, ["north", "south"])
+    np.save(folder / "vectors.npy", np.eye(4, 3, -1, dtype=np.float32))
+    data.mkdir()
+    for name in ("north", "south"):
+        np.savez(data / f"{name}.npz", x=np.arange(240).reshape(40, 6) % 4, y=np.arange(40) % 2)
+    pinned = checksum(folder / "vectors.npy")
+    tables = {"model": {"name": "lstm"}, "vectors": {"path": "vectors.npy", "sha256": pinned}}
+    (folder / "federation.toml").write_text(tomli_w.dumps({**tables, "federation": {"input_shape": [6], "classes": 2}}))
+    layout = Deployment(folder, data=data, proxy=False).layout
+    for name in layout.sites:
+        vectors = read_site(layout.site(name) / "site.toml").vectors
+        assert vectors is not None and vectors.load(pinned).shape == (4, 3)
+    assert allowing(layout.folder / "federation.toml")["weights"] == [pinned]
 
 
 def test_the_layout_is_read_back(layout):

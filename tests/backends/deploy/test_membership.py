@@ -155,7 +155,7 @@ def test_a_key_that_is_gone_is_gone_from_nginx_even_if_nothing_can_be_trained(
         accept_request(clinics, asked(tmp_path, name))
     revoke_site(clinics, "north")  # and min_answers = 2 is more than there are sites
     monkeypatch.setattr("sys.argv", ["", str(clinics / "operator")])
-    with pytest.raises(SystemExit, match=r"error: federation.min_answers"):
+    with pytest.raises(SystemExit, match=r"as federation.toml is now: federation.min_answers"):
         main()
     assert capsys.readouterr().out == "changed\n"
     table = (clinics / "operator" / "keys.conf").read_text()
@@ -249,6 +249,19 @@ def test_the_record_has_who_came_and_went(clinics, tmp_path, quiet):
 
 
 # --- a rehearsal
+
+
+def test_a_rehearsal_says_what_is_switched_on_and_its_policies_demand_it(tmp_path):
+    from personafl.backends.deploy.rehearsal_policy import allowing, protection
+
+    for sites, secure in ((("a", "b", "c"), True), (("a", "b"), None)):
+        layout = init_federation(tmp_path / str(len(sites)), sites)
+        config = layout.folder / "federation.toml"
+        config.write_text(config.read_text().replace("min_answers = 2", "min_answers = 1"))
+        assert allowing(config).get("secure") is secure
+        said = protection(config)
+        assert ("secure aggregation" in said, "a robust rule (clip)" in said) == (bool(secure), not secure)
+        assert said.endswith("each site's policy.toml, which allows this run and no other")
 
 
 def test_the_policy_of_a_rehearsal_allows_its_run_and_no_other(clinics, tmp_path):

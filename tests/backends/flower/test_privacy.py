@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from personafl.errors import ConfigError
 from personafl.training.accounting import epsilon
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import federation, flower, loop, same, server_state
@@ -68,9 +67,3 @@ def test_a_site_that_wants_noise_wants_its_own(tmp_path):
     run = flower(tmp_path / "run", grid, "ditto", privacy={"clip": 1.0, "noise": 2.0, "noise_at": "server"})
     why = "site site-4 takes part with privacy.noise of at least 0.5, this run has 0 at the sites"
     assert all(record["dropped"]["site-4"] == why for record in run.rounds())
-
-
-def test_noise_by_sample_is_refused(tmp_path):
-    grid = MemoryGrid(sites_of(tmp_path / "sites", federation()))
-    with pytest.raises(ConfigError, match=r'privacy.unit = "sample" is for simulations'):
-        flower(tmp_path / "run", grid, "ditto", privacy={"clip": 1.0, "noise": 2.0, "unit": "sample"})

@@ -9,7 +9,7 @@ from tests.archetypes import archetypes
 from tests.backends.flower.grid import MemoryGrid, sites_of
 from tests.backends.flower.problem import federation, flower
 
-PERSONAL = {"fedavg", "fedprox", "moon", "fedamp", "heurfedamp", "selffl", "selffl-aug", "fedfomo", "mocha"}
+PERSONAL = {"fedavg", "fedprox", "moon", "fedala", "fedamp", "heurfedamp", "selffl", "selffl-aug", "fedfomo", "mocha"}
 PERSONAL |= {"fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn", "afl", "fedpa", "fedbe"}
 """Where what a client trained goes up as it is, and is its personalized model too."""
 ALONE = {"ifca"}

@@ -30,13 +30,10 @@ CLASSES = {CIFAR10: 10, CIFAR100: 100}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(folder, tmp_path, monkeypatch):
     """An empty data directory, and an empty cache."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "data"
+    return folder
 
 
 def arrays(source, each=EACH):

@@ -11,15 +11,6 @@ from personafl.errors import DataError
 from personafl_papers.data.letters import Letters
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty data directory, and an empty cache beside it."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "data"
-
-
 def line(letter, picture, ending="\t\n"):
     """id, letter, next_id, word_id, position, fold, the pixels row by row, and a tab after the last one."""
     return "\t".join(["7", letter, "-1", "3", "1", "0", *map(str, picture.ravel())]) + ending

@@ -33,14 +33,6 @@ def plain(file, content=TEXT):
     return Vectors(file)
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "data"
-
-
 def test_every_format_gives_the_vectors_of_the_words_that_have_one(folder):
     for vectors in (
         plain(folder / "v.txt"),

@@ -27,13 +27,10 @@ QUICK = Wakeword(negatives=1, test=0.05, mels=8)
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(folder, tmp_path, monkeypatch):
     """An empty data directory and an empty cache, and nothing else that could be read or written."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("PERSONAFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "data"
+    return folder
 
 
 def wav(samples, rate=16_000):

@@ -9,6 +9,7 @@ import pytest
 
 from personafl.jobs import train_config
 from personafl.runs.run import Run
+from personafl.study.plan import Plan
 from personafl_papers.tables import TABLES
 from personafl_papers.tables.table import Found
 
@@ -38,6 +39,6 @@ def run_cell(table: str, part: str, method: str, folder: Path, seed: int = 0, fo
     found = found or Found(quick=True, seed=seed)
     for stage in TABLES[table].stages:
         for of, plan in stage(found):
-            if of == part and method in plan.methods:
+            if of == part and isinstance(plan, Plan) and method in plan.methods:
                 return train_config(plan.job(method, seed).config, folder / f"{method}-{seed}")
     raise KeyError(f"{table} has no {method} in {part}")

@@ -8,15 +8,16 @@ from personafl.config import parse
 from personafl_papers.partitions.practical import Practical
 from personafl_papers.tables import fedamp_pairs
 from personafl_papers.tables.claims import Number
-from personafl_papers.tables.fedamp_pairs import blocks, outperforms, paired_tests, weights_of
+from personafl_papers.tables.fedamp_pairs import blocks, distribution, outperforms, paired_tests, weights_of
 from personafl_papers.tables.fedamp_tables import (
+    AXES,
     DATA,
-    GRID,
     METHODS,
     PUBLISHED,
     ROWS,
     SETTINGS,
     TABLE,
+    TRIES,
     config,
     first,
     second,
@@ -71,7 +72,7 @@ def test_published_numbers_are_in_their_places():
     assert TABLE.parts["mnist iid"].published["Separate"] == {"BMTA": 99.27}
     assert TABLE.parts["cifar100 pathological"].published["SCAFFOLD"] == {"BMTA": 2.04}
     assert TABLE.parts["fmnist practical"].published["HeurFedAMP"] == {"BMTA": 91.37}
-    assert set(PUBLISHED) == set(ROWS.values()) and set(GRID) == set(METHODS)
+    assert set(PUBLISHED) == set(ROWS.values()) and set(AXES) == set(METHODS)
 
 
 def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_sound(monkeypatch):
@@ -82,10 +83,12 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
     runs = [one for one in runs if one[0] not in varied]
     assert len(searches) == len(runs) == len(DATA) * len(SETTINGS)
     for _, plan in searches:
-        assert {len(plan.points(method)) for method in METHODS} == {4}
-        for method in METHODS:
-            for point in plan.points(method):
-                assert plan.job(method, 0, point).config.schedule.rounds == 30
+        assert set(plan.axes) == set(METHODS) and plan.budget == TRIES
+        for method, axes in plan.axes.items():
+            for end in (0, -1):
+                point = {axis.key: axis.values[end] for axis in axes}
+                assert plan.plan.trial(method, 0, point).config.schedule.rounds == 60, "as long as the runs"
+    assert {axis.key for axis in AXES["fedamp"]} >= {"algorithm.sigma_scale", "algorithm.pull"}
     for part, plan in runs:
         assert part in TABLE.parts and plan.seeds == (0, 1, 2)
         assert {plan.job(method, 0).config.schedule.rounds for method in METHODS} == {60}
@@ -149,6 +152,13 @@ def test_to_outperform_is_to_be_better_and_significantly_so(gap, power, verdict)
     row = {"A − this": Number(gap, 0.1, 3), "−log₁₀ p, A": Number(power, np.nan, 1)}
     easy = {"A − this": Number(9.0, 0.1, 3), "−log₁₀ p, A": Number(20.0, np.nan, 1)}
     assert outperforms("p", "A", ["B", "C"], 1e-4)({"p": {"B": easy, "C": row}}).verdict == verdict
+
+
+def test_the_distribution_counts_every_client_of_all_seeds_once(monkeypatch):
+    monkeypatch.setattr(fedamp_pairs, "accuracy_of", lambda run: np.array(run))
+    found = distribution({"a": {0: [0.0, 0.04, 1.0], 1: [0.51, np.nan, 0.99]}, "b": {}}, {"a": "A", "b": "B"})
+    assert set(found["counts"]) == {"A"} and sum(found["counts"]["A"]) == 5
+    assert (found["counts"]["A"][0], found["counts"]["A"][10], found["counts"]["A"][-1]) == (2, 1, 2)
 
 
 def test_even_weights_show_no_groups():

@@ -1,13 +1,30 @@
 """PersFL's tables: cells against stored values, and what the thesis's tables say of each other and of its claims."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pyarrow
 import pytest
 
-from personafl.study.launch import Search
+from personafl.config import parse
 from personafl_papers.tables import persfl_measures
 from personafl_papers.tables.claims import Number, at_most
+from personafl_papers.tables.persfl_figures import grid_figure, tried
 from personafl_papers.tables.persfl_measures import FEDAVG, improvement, measured_part, rounds_to_match
-from personafl_papers.tables.persfl_tables import GRID, ROWS, TABLE, first, main_runs, second
+from personafl_papers.tables.persfl_tables import (
+    DISTILLED,
+    METHODS,
+    ROUNDS,
+    ROWS,
+    STUDENT_ROUNDS,
+    TABLE,
+    TRIES,
+    config,
+    first,
+    main_runs,
+    second,
+)
+from personafl_papers.tables.search import Searched
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import run_cell, use_real_data
 
@@ -41,7 +58,7 @@ def test_distillation_by_either_objective_gives_the_same_students(monkeypatch, t
 
 def test_improvements_of_table_8_are_over_fedavg_alone():
     found = improvement(TABLE_PERSFL, TABLE_FEDAVG)
-    published = TABLE.parts["cifar10 ds1"].published["PersFL"]
+    published = TABLE.parts["cifar10 ds1, equal steps"].published["PersFL"]
     for column, tolerance in (("API", 0.03), ("MPI", 0.03), ("PUI", 0.0), ("JI", 0.0005)):
         assert found[column] == pytest.approx(published[f"{column} over FedAvg"], abs=tolerance)
 
@@ -58,38 +75,57 @@ def test_the_thesis_claims_hold_for_its_numbers():
         for part, described in TABLE.parts.items()
     }
     decided = 0
+    published = {part for part, described in TABLE.parts.items() if described.published}
     for claim in TABLE.claims:
-        if "rounds" in claim.text:
+        if "rounds" in claim.text or not set(claim.parts) <= published:
             continue  # they need what the thesis has no numbers for
         assert claim.decide(numbers).verdict == "holds", claim.text
         decided += 1
     assert decided == 26
 
 
-def test_rounds_are_those_of_table_7_but_for_the_two_that_take_800(monkeypatch):
+def test_at_equal_rounds_all_have_as_many_and_at_equal_steps_others_have_those_of_the_students(monkeypatch):
     monkeypatch.setattr("personafl_papers.tables.persfl_tables.available", lambda source: True)
     plans = second(Found())
-    assert {part for part, _ in plans} == set(TABLE.parts)
+    assert {part for part, _ in plans} == {part for part in TABLE.parts if not part.endswith(", users")}
     for part, plan in plans:
+        source, split = part.removesuffix(", equal steps").split()
         for method in plan.methods:
-            given = plan.job(method, 0).config.schedule.rounds
-            if method in ("pfedme", "perfedavg"):
-                assert given == (60 if part.startswith("cifar10") else 200)
-            elif ROWS[method] in ("FedAvg", "PersFL", "FedPer"):
-                assert given == TABLE.parts[part].published[ROWS[method]]["rounds"]
+            made = plan.job(method, 0).config
+            more = STUDENT_ROUNDS[source][split] if "equal" in part and method not in DISTILLED else 0
+            assert made.schedule.rounds == ROUNDS[source] + more
+            if method in DISTILLED:
+                assert made.algorithm.distill_epochs == 10
 
 
-def test_persfl_takes_fedavgs_learning_rate_and_everybody_has_four_points(monkeypatch):
+@pytest.mark.parametrize("split", ["ds1", "ds2", "ds4"])
+def test_students_take_the_steps_of_ten_epochs(split, monkeypatch):
+    use_real_data(monkeypatch, "persfl-tables")
+    tables = {**config("mnist", split, False), "rounds": 1, "algorithm": "fedavg"}
+    sizes = parse(tables).federation().sizes("train")
+    steps = 10 * np.ceil(sizes / 20)
+    assert STUDENT_ROUNDS["mnist"][split] == pytest.approx(steps.mean() / 20, abs=1)
+
+
+def test_persfl_takes_fedavgs_learning_rate_and_all_others_are_searched_alike(monkeypatch):
     monkeypatch.setattr("personafl_papers.tables.persfl_tables.available", lambda source: True)
-    chosen = Search(FEDAVG, "", [], {"local.lr": 0.2})
-    found = Found(searches={"search mnist": {FEDAVG: chosen}})
+    chosen = Searched(FEDAVG, "", [], {"local.lr": 0.2})
+    found = Found(searches={"search mnist ds1": {FEDAVG: chosen}})
     rates = {m: plan.job(m, 0).config.local.lr for _, plan in main_runs("mnist", "ds1", found) for m in plan.methods}
     assert {m for m, rate in rates.items() if rate == 0.2} == {FEDAVG, "persfl", "persfl-gd", "persfl-last"}
-    for _, plan in first(Found()):
-        assert {len(plan.points(method)) for method in GRID} == {4}
-        for method in GRID:
-            for point in plan.points(method):
-                plan.job(method, 0, point)
+    for _, searched in first(Found()):
+        assert set(searched.axes) == set(METHODS) - set(DISTILLED) and searched.budget == TRIES
+        for method, axes in searched.axes.items():
+            for end in (0, -1):
+                searched.plan.trial(method, 0, {axis.key: axis.values[end] for axis in axes})
+
+
+def test_what_users_tried_is_read_from_the_columns_of_the_grid():
+    table = pyarrow.table({"grid_0_5": [0.5, 0.7], "grid_0.25_5": [0.6, 0.8], "grid_0_25": [0.1, 0.2]})
+    runs = {"persfl": {0: SimpleNamespace(clients=lambda: table), 1: SimpleNamespace(clients=lambda: table)}}
+    users = tried(runs)
+    assert users[0] == {"5": [[0.0, 50.0], [0.25, 60.0]], "25": [[0.0, 10.0]]} and len(users) == 2
+    assert len(grid_figure(users, "title").axes) == 2
 
 
 class Stub:

@@ -169,10 +169,21 @@ def test_list_tables_says_what_can_be_run(command):
 def test_data_is_here_when_its_files_are(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path))
     assert not any(availability.available(source) for source in availability.FINDERS)
-    for name in ("mnist.npz", "ocr_letters.npz", "cifar10.npz", "gzip.zip", "speech_commands_8khz_mulaw.npz"):
+    for name in (
+        "mnist.npz",
+        "femnist_writers.npz",
+        "ocr_letters.npz",
+        "cifar10.npz",
+        "gzip.zip",
+        "speech_commands_8khz_mulaw.npz",
+    ):
         (tmp_path / name).touch()
     found = {source for source in availability.FINDERS if availability.available(source)}
-    assert found == {"mnist", "letters", "cifar10", "emnist", "wakeword"}
+    assert found == {"mnist", "femnist", "letters", "cifar10", "emnist", "wakeword"}
+    (tmp_path / "gzip.zip").unlink()
+    assert not availability.available("emnist")
+    (tmp_path / "emnist_byclass_test.npz").touch()
+    assert availability.available("emnist")
     monkeypatch.delenv("PERSONAFL_OFFLINE")
     monkeypatch.setenv("PERSONAFL_DATA", str(tmp_path / ".."))
     assert not availability.available("fmnist") and "PERSONAFL_OFFLINE" not in os.environ, "asking must not download"

@@ -3,6 +3,7 @@
 import pytest
 
 from personafl_papers.tables import selffl_fig2
+from personafl_papers.tables.search import Searched
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import run_cell, use_real_data
 
@@ -17,13 +18,6 @@ def test_a_cell_of_cifar10_is_what_it_was(monkeypatch, tmp_path):
     assert run.score["personal_accuracy"] == pytest.approx(0.2514, abs=TOLERANCE)
 
 
-@pytest.mark.slow
-def test_a_cell_of_the_ablation_is_what_it_was(monkeypatch, tmp_path):
-    use_real_data(monkeypatch, "selffl-table1")  # it has the letters that the ablation needs
-    run = run_cell("selffl-fig2", "ablation, letters", "selffl-smoothing-1-init", tmp_path)
-    assert run.score["global_accuracy"] == pytest.approx(0.3788, abs=TOLERANCE)
-
-
 def test_cifar10_has_the_papers_settings():
     tables = selffl_fig2.cifar(quick=False)
     assert tables["local"]["lr"] == 0.01 and tables["local"]["steps"] == 40
@@ -31,14 +25,29 @@ def test_cifar10_has_the_papers_settings():
     assert tables["splits"][1] == 0.0 and selffl_fig2.cifar(quick=False, validation=True)["splits"][2] == 0.25
 
 
-def test_each_row_of_the_ablation_has_all_components_or_one(monkeypatch):
-    monkeypatch.setattr(selffl_fig2, "available", lambda source: source == "letters")
-    [plan] = [plan for part, plan in selffl_fig2.second(Found(quick=True)) if part == "ablation, letters"]
+def test_trials_on_cifar10_are_as_long_as_the_runs_and_a_warm_start_is_of_the_rounds_that_all_have():
+    [(_, searched), _] = selffl_fig2.first(Found())
+    runs = dict(selffl_fig2.second(Found()))["cifar10"]
+    assert set(searched.axes) == set(runs.methods) == set(selffl_fig2.CIFAR_ROWS)
+    for method, axes in searched.axes.items():
+        trial = searched.plan.trial(method, 0, {axis.key: axis.start for axis in axes}).config
+        run = runs.job(method, 0).config
+        assert trial.schedule.rounds == run.schedule.rounds == selffl_fig2.ROUNDS
+        assert (getattr(run.algorithm, "warm_rounds", 0) > 0) == ("warm" in method)
+
+
+def test_each_row_of_the_ablation_has_all_components_or_one_and_what_was_chosen_for_all():
+    chosen = {"local.lr": 0.3, "algorithm.l_max": 20}
+    found = Found(quick=True)
+    found.searches["search femnist"] = {"selffl": Searched("selffl", "", [], chosen)}
+    plan = dict(selffl_fig2.second(found))["ablation, femnist"]
     assert set(plan.methods) == set(selffl_fig2.ABLATION) and len(plan.methods) == 8
     for method, row in selffl_fig2.ABLATION.items():
-        made = plan.job(method, 0).config.algorithm
+        config = plan.job(method, 0).config
+        made = config.algorithm
         used = {name for name in ("init", "steps", "weights") if getattr(made, f"use_{name}")}
         expected = {"all three": {"init", "steps", "weights"}, "start point only": {"init"}}
         expected |= {"steps only": {"steps"}, "weights only": {"weights"}}
         assert used == expected[row.split(": ")[1]]
         assert made.smoothing == (1.0 if "smoothing 1" in row else "activity")
+        assert (config.local.lr, made.l_max) == ((0.3, 20) if "smoothing 1" in row else (0.01, 40))

@@ -8,6 +8,7 @@ import torch
 
 from personafl.federation import Federation
 from personafl_papers.tables import selffl_sent140
+from personafl_papers.tables.measures import accuracy_on
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import first_stage, run_cell
 
@@ -33,8 +34,8 @@ def test_a_cell_is_what_it_was_and_begins_with_the_warm_start(warm, tmp_path):
 def test_accuracies_from_models_are_those_of_the_run_on_test_data(warm):
     [run] = warm.runs["warm start"]["fedavg"].values()
     federation = selffl_sent140.federation(warm, 0)
-    assert selffl_sent140.accuracy(run, federation, "test") == pytest.approx(run.score["personal_accuracy"])
-    assert 0 <= selffl_sent140.accuracy(run, federation, "train") <= 1
+    assert accuracy_on(run, federation, "test") == pytest.approx(run.score["personal_accuracy"])
+    assert 0 <= accuracy_on(run, federation, "train") <= 1
 
 
 def test_majority_is_right_where_a_users_tweets_are_alike():
@@ -52,15 +53,14 @@ def test_self_fl_takes_the_two_epochs_of_the_others(tmp_path):
     assert [made[method].algorithm.use_steps for method in ("selffl", "selffl-activity")] == [False, False]
 
 
-def test_every_searched_value_is_one_that_the_method_can_take():
-    found = Found()
-    tables = selffl_sent140.config(False, 1, validation=True)
-    methods = {name: selffl_sent140.METHODS[name] for name in selffl_sent140.GRID}
-    plan = selffl_sent140.planned(tables, methods, found.seeds(1), selffl_sent140.GRID)
-    for name, keys in selffl_sent140.GRID.items():
-        [values] = keys.values()
-        assert len(values) == 3, "the same effort for everybody"
-        for point in plan.points(name):
-            made = plan.job(name, 0, point).config
-            if name != "perfedavg":
+def test_every_searched_value_is_one_that_the_method_can_take(tmp_path):
+    warm = {"search sent140, warm start": {"fedavg": {0: SimpleNamespace(path=tmp_path)}}}
+    [(_, searched)] = selffl_sent140.search(Found(runs=warm))
+    assert set(searched.axes) == set(selffl_sent140.METHODS) and searched.budget == selffl_sent140.TRIES
+    for name, axes in searched.axes.items():
+        ends = [{axis.key: axis.values[end] for axis in axes} for end in (0, -1)]
+        for point in ends:
+            made = searched.plan.trial(name, 0, point).config
+            assert made.schedule.rounds == selffl_sent140.ROUNDS, "as long as the runs"
+            if name in ("ditto", "pfedme") and made.local.lr <= 0.3:
                 assert made.local.lr * made.algorithm.lam < 2

@@ -3,10 +3,20 @@
 import numpy as np
 import pytest
 
+from personafl.config import parse
 from personafl.settings import Schedule
 from personafl_papers.tables import TABLES, selffl_activity, selffl_fig1, selffl_fig3, selffl_table1
-from personafl_papers.tables.measures import columns
-from personafl_papers.tables.selffl_federations import FEDERATIONS, GRID, METHODS, config
+from personafl_papers.tables.measures import accuracy_on, columns
+from personafl_papers.tables.search import Searched
+from personafl_papers.tables.selffl_federations import (
+    AXES,
+    FEDERATIONS,
+    METHODS,
+    TRIES,
+    config,
+    main_runs,
+    search,
+)
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import run_cell, use_real_data
 
@@ -17,10 +27,9 @@ TOLERANCE = 0.02
 @pytest.mark.parametrize(
     ("table", "part", "method", "expected"),
     [
-        pytest.param("selffl-table1", "letters", "selffl", 0.381, marks=pytest.mark.slow),
-        pytest.param("selffl-fig1", "letters", "perfedavg-40", 0.475, marks=pytest.mark.slow),
-        ("selffl-fig3", "letters", "selffl-activity", 0.278),
+        pytest.param("selffl-letters", "letters", "selffl", 0.381, marks=pytest.mark.slow),
         pytest.param("selffl-activity", "C = 0.02", "selffl-smoothing-0.5", 0.723, marks=pytest.mark.slow),
+        ("selffl-letters", "letters", "selffl-activity", 0.278),
     ],
 )
 def test_a_cell_is_what_it_was(table, part, method, expected, monkeypatch, tmp_path):
@@ -36,38 +45,59 @@ def test_full_runs_have_the_papers_settings():
         assert tables["local"] == {"lr": lr, "batch_size": 10, "steps": 20}
         assert tables["partition"]["clients"] == clients
     assert METHODS["selffl-activity"]["algorithm"]["smoothing"] == "activity"
-    assert {len(values) for keys in GRID.values() for values in keys.values()} == {3}, "the same effort for everybody"
-    assert set(FEDERATIONS) == {"mnist", "letters", "femnist"}
+    assert config("femnist-3", quick=False)["partition"]["classes_per_client"] == 3
+
+
+@pytest.mark.parametrize("federation", FEDERATIONS)
+def test_trials_are_as_long_as_the_runs_they_serve_and_as_many_for_each_method(federation):
+    _, searched = search(federation, Found())
+    _, runs = main_runs(federation, Found())
+    assert set(searched.axes) == set(METHODS) and searched.budget == TRIES
+    for method, axes in searched.axes.items():
+        point = {axis.key: axis.start for axis in axes}
+        trial, run = searched.plan.trial(method, 0, point).config, runs.job(method, 0).config
+        assert (trial.schedule.rounds, trial.schedule.eval_every) == (run.schedule.rounds, run.schedule.eval_every)
+        count = int(np.prod([len(axis.values) for axis in axes]))
+        assert count >= TRIES, f"{method} can spend its tries"
+        for axis in axes:
+            for value in (axis.values[0], axis.values[-1]):
+                searched.plan.trial(method, 0, {**point, axis.key: value})  # limits are settings that can be run
+
+
+def test_dittos_search_begins_at_0_and_pfedmes_rates_do_not_overshoot():
+    assert AXES["ditto"][1].values[0] == 0
+    assert max(AXES["pfedme"][0].values) * 15 < 2
+    assert max(AXES["selffl-activity"][1].values) == 40, "the paper's limit"
 
 
 def jobs(table: str, part: str) -> dict[str, str]:
     """What is run for a part, by method, without seeds."""
-    found = Found()
-    plans = [plan for stage in TABLES[table].stages for of, plan in stage(found) if of == part]
+    plans = [plan for stage in TABLES[table].stages for of, plan in stage(Found()) if of == part]
     return {m: repr(plan.job(m, 0).config) for plan in plans for m in plan.methods}
 
 
-@pytest.mark.parametrize("part", ["mnist", "letters"])
-def test_figure_3_and_table_1_take_the_runs_of_figure_1(part):
-    curves = jobs("selffl-fig1", part)
-    assert len(curves) == (11 if part == "mnist" else 10)  # without a search, Ditto has λ = 1 twice
-    assert len(set(curves.values())) == 10
-    assert jobs("selffl-fig3", part).items() <= curves.items()
-    if part == "letters":
-        assert jobs("selffl-table1", part).items() <= curves.items()
-    else:
-        assert jobs("selffl-activity", "steps").items() <= curves.items()
+def test_figures_and_table_1_share_their_runs():
+    for federation, figure1, figure3 in (
+        ("mnist", "selffl-fig1", "selffl-fig3"),
+        ("femnist", "selffl-fig1-femnist", "selffl-fig3-femnist"),
+    ):
+        curves = jobs(figure1, federation)
+        assert len(curves) == len(set(curves.values())) == 10
+        assert jobs(figure3, federation).items() <= curves.items()
+    assert jobs("selffl-table1", "femnist").items() <= jobs("selffl-fig1-femnist", "femnist").items()
+    printed = jobs("selffl-fig1-femnist", "femnist, as printed")
+    assert printed == jobs("selffl-table1", "femnist, as printed") and "gradient='sum'" in printed["selffl-sum"]
+    steps = jobs("selffl-activity", "steps")
+    assert steps["selffl-sum"] == jobs("selffl-fig1", "mnist, as printed")["selffl-sum"]
+    assert "window=4" in steps["selffl-sum-window-4"]
 
 
 def test_what_a_search_chose_is_run_with_20_and_with_40_steps():
-    from personafl.study.launch import Search
-
-    found = Found(searches={"search mnist": {"ditto": Search("ditto", "", [], {"algorithm.lam": 10.0})}})
-    for part, plan in selffl_fig1.second(found):
-        for method in {"ditto", "ditto-40"} & {*plan.methods}:
-            made = plan.job(method, 0).config
-            assert made.algorithm.lam == (10.0 if part == "mnist" else 1.0)
-            assert made.local.steps == (40 if method == "ditto-40" else 20)
+    chosen = {"algorithm.lam": 10.0, "local.lr": 0.3}
+    found = Found(searches={"search mnist": {"ditto": Searched("ditto", "", [], chosen)}})
+    made = [(m, plan.job(m, 0).config) for _, plan in selffl_fig1.second("mnist", found) for m in plan.methods]
+    dittos = {(m, c.algorithm.lam, c.local.lr, c.local.steps) for m, c in made if m.startswith("ditto")}
+    assert dittos == {("ditto", 10.0, 0.3, 20), ("ditto-40", 10.0, 0.3, 40), ("ditto", 1.0, 0.03, 20)}, "and as printed"
 
 
 def test_published_numbers_of_table_1_are_in_the_order_that_the_paper_claims():
@@ -103,7 +133,7 @@ def test_quantiles_and_shares_of_figure_3():
 
 def test_steps_are_those_of_the_clients_that_were_active(monkeypatch, tmp_path):
     use_real_data(monkeypatch, "selffl-activity")
-    run = run_cell("selffl-activity", "steps", "selffl-activity", tmp_path)
+    run = run_cell("selffl-activity", "steps", "selffl-sum", tmp_path)
     cohort = Schedule(activity=0.1).cohort(0, 8, 40)
     counted = run.clients(8).column("activations").to_numpy()[cohort]
     assert (counted >= 1).all() and len(selffl_activity.active(run, 8, "steps")) == len(cohort) == 4
@@ -112,8 +142,9 @@ def test_steps_are_those_of_the_clients_that_were_active(monkeypatch, tmp_path):
 
 
 def test_a_cell_is_what_it_was_and_columns_are_percentages_of_the_compared_columns(monkeypatch, tmp_path):
-    use_real_data(monkeypatch, "selffl-table1")
-    run = run_cell("selffl-table1", "letters, η searched", "fedavg", tmp_path)
-    assert run.score["personal_accuracy"] == pytest.approx(0.386, abs=TOLERANCE)
+    use_real_data(monkeypatch, "selffl-letters")
+    run = run_cell("selffl-letters", "letters", "fedavg", tmp_path)
     [number] = columns({"fedavg": {0: run}}, {"fedavg": "FedAvg"}, {"all": "accuracy"})["FedAvg"].values()
     assert number.mean == pytest.approx(100 * run.score["personal_accuracy"]) and number.count == 1
+    federation = parse({**config("letters", True), "seed": 0}).federation()
+    assert accuracy_on(run, federation, "test") == pytest.approx(run.score["personal_accuracy"])

@@ -78,13 +78,21 @@ def test_published_numbers_are_in_the_order_that_the_paper_claims():
     assert all(set(columns) == {"B", "D", "E"} for columns in alarm.values())
 
 
+def test_the_pooled_model_stops_at_the_plateau_of_its_validation_accuracy_and_there_are_ten_seeds():
+    [(_, searched)] = selffl_wakeword.STUDY.pooled_search(Found())
+    [(_, plan)] = selffl_wakeword.STUDY.pooled(Found())
+    for made in (plan.job("pooled", 0).config, searched.plan.trial("pooled", 0, {"local.lr": 0.1}).config):
+        assert made.schedule.patience == 5 and made.schedule.eval_every == 100 and made.schedule.rounds == 6000
+        assert made.data.validation == 0.15 and made.local.steps == 1
+    assert len(plan.seeds) == 10
+
+
 def test_every_method_has_the_same_search_and_begins_with_the_pooled_model_of_its_seed():
     pooled = {seed: SimpleNamespace(path=Path(name)) for seed, name in enumerate(("zero", "one"))}
     found = Found(runs={"pooled model": {"pooled": pooled}})
     [(part, plan)] = selffl_wakeword.STUDY.search(found)
-    assert part == "five clients" and plan.seeds == (0,)
-    assert {tuple(keys["local.lr"]) for keys in plan.grid.values()} == {tuple(selffl_wakeword.RATES)}
-    assert set(plan.grid) == set(wakeword_study.METHODS)
+    assert part == "search five clients" and plan.plan.seeds == (0,) and plan.budget == wakeword_study.TRIES
+    assert set(plan.axes) == set(wakeword_study.METHODS)
     for part, plan in selffl_wakeword.STUDY.rest(found):
         [seed] = plan.seeds
         for method in plan.methods:

@@ -111,7 +111,7 @@ def test_a_small_run_has_every_part_and_searches_the_pooled_rate(folder, tmp_pat
     found = Found(quick=True)
     run_stages(TABLE.stages, found, tmp_path / "runs", in_process)
     assert not found.failures and set(found.runs["pooled model"]["pooled"]) == {0, 1}
-    assert len(found.searches["pooled model"]["pooled"].trials) == len(STUDY.pooled_rates)
+    assert len(found.searches["search pooled model"]["pooled"].trials) == 2
     config = parse({**STUDY.config(True, 1, 1), "seed": 0})
     assert config.federation().x.shape[1:] == (2, 96)
     numbers = TABLE.measure(found).numbers

@@ -8,7 +8,6 @@ with five rates and one seed, and is the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 TRIES = 6
@@ -99,7 +98,7 @@ body together, and one of Self-FL ten at most, as others take ten. Defaults of P
 take many times the work of a round: 15 students of 10 epochs each, and 100 more steps in every round."""
 
 
-def grid_of(method: str, grids: Mapping[str, Grid] = GRIDS) -> Grid:
+def grid_of(method: str) -> Grid:
     """What is tried for a method, with the settings that all its tries share."""
     fixed = {key: [value] for key, value in FIXED.get(method, {}).items()}
-    return {**grids.get(method, RATE_ONLY), **fixed}
+    return {**GRIDS.get(method, RATE_ONLY), **fixed}

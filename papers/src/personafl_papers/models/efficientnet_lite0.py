@@ -64,7 +64,7 @@ class EfficientNetLite0(nn.Module):
     """1,280 features of an image: the mean over all places of the last convolution.
 
     Images (N, 3, height, width) have values from −1 to 1 and are enlarged to `size` pixels a side by bilinear
-    interpolation. `classify` gives the 1,000 classes of ImageNet, which features do not need.
+    interpolation. The weights have a layer more, for the 1,000 classes of ImageNet, which features do not need.
 
     >>> EfficientNetLite0(size=32).eval()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 1280])
@@ -93,10 +93,6 @@ class EfficientNetLite0(nn.Module):
         for block in self._blocks:
             x = block(x)
         return F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
-
-    def classify(self, x: Tensor) -> Tensor:
-        """Scores of ImageNet's classes, in their usual order."""
-        return cast(Tensor, self._fc(self(x)))
 
 
 def norm(channels: int) -> nn.BatchNorm2d:

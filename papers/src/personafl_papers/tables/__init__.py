@@ -3,6 +3,7 @@
     table.py       what a table is
     claims.py      what a paper says of its numbers, and whether it holds
     availability.py whether a table's data is here
+    search.py      searches that end inside their grids
     runs.py        runs what is missing
     measures.py    from runs to numbers
     results.py     published beside measured, as JSON
@@ -29,6 +30,7 @@ from personafl_papers.tables import (
     persfl_cifar10_efficientnet,
     persfl_tables,
     selffl_activity,
+    selffl_augmented,
     selffl_fig1,
     selffl_fig2,
     selffl_fig3,
@@ -38,6 +40,7 @@ from personafl_papers.tables import (
     selffl_table1,
     selffl_wakeword,
     selffl_wakeword_embedding,
+    selffl_writers,
 )
 from personafl_papers.tables.results import results
 from personafl_papers.tables.runs import run_stages
@@ -46,8 +49,14 @@ from personafl_papers.tables.table import Found, Table
 TABLES: dict[str, Table] = {
     "selffl-table1": selffl_table1.TABLE,
     "selffl-fig1": selffl_fig1.TABLE,
+    "selffl-fig1-femnist": selffl_fig1.FEMNIST,
     "selffl-fig2": selffl_fig2.TABLE,
     "selffl-fig3": selffl_fig3.TABLE,
+    "selffl-fig3-femnist": selffl_fig3.FEMNIST,
+    "selffl-augmented": selffl_augmented.TABLE,
+    "selffl-writers": selffl_writers.WRITERS,
+    "selffl-generator": selffl_writers.GENERATOR,
+    "selffl-letters": selffl_writers.LETTERS,
     "selffl-synthetic": selffl_synthetic_table.TABLE,
     "selffl-sent140": selffl_sent140.TABLE,
     "selffl-sent140-minilm": selffl_sent140_minilm.TABLE,

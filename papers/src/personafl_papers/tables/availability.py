@@ -10,7 +10,7 @@ from typing import Any
 
 from personafl.data import images, readers
 from personafl.data.fetch import OFFLINE
-from personafl.data.sources import emnist
+from personafl.data.sources import emnist, femnist
 from personafl.errors import DataError
 from personafl_papers.data import cifar, letters, sent140, speech, vectors
 
@@ -18,6 +18,11 @@ from personafl_papers.data import cifar, letters, sent140, speech, vectors
 def _letters() -> None:
     if not any(readers.find(name) for name in (letters.PACKED, *letters.ORIGINAL)):
         raise DataError("letters are not here")
+
+
+def _femnist() -> None:
+    if not readers.find(femnist.PACKED):
+        raise DataError("femnist is not here")
 
 
 MINILM = "all-MiniLM-L6-v2"
@@ -50,6 +55,7 @@ FINDERS: dict[str, Callable[[], Any]] = {
     "mnist": images.MNIST_FILES.files,
     "fmnist": images.FMNIST_FILES.files,
     "emnist": lambda: emnist._find("byclass"),
+    "femnist": _femnist,
     "letters": _letters,
     "cifar10": cifar.CIFAR10_FILES._find,
     "cifar100": cifar.CIFAR100_FILES._find,

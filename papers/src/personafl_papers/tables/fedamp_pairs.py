@@ -49,6 +49,17 @@ def paired_tests(runs: Runs, rows: Mapping[str, str], candidates: Sequence[str])
     return out
 
 
+def distribution(runs: Runs, rows: Mapping[str, str]) -> dict[str, Any]:
+    """Figure 2: how many clients have which accuracy in the last round, of all seeds; bins in percent."""
+    edges = np.linspace(0, 100, 21)
+    counts = {}
+    for method, row in rows.items():
+        if runs.get(method):
+            values = np.concatenate([*_by_seed(runs[method]).values()])
+            counts[row] = np.histogram(100 * values[~np.isnan(values)], edges)[0].tolist()
+    return {"edges": edges.tolist(), "counts": counts}
+
+
 def outperforms(part: str, candidate: str, others: Sequence[str], level: float) -> Check:
     """Check that a method's clients are better off than with each of the others, p below `level` every time."""
 

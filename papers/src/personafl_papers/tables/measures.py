@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
+from personafl.engines import ENGINES
+from personafl.federation import Federation
+from personafl.federation.arrays import Split
+from personafl.registry import checked
 from personafl.runs.run import Run
+from personafl.settings import Local
 from personafl.study.judgement import measure
 from personafl_papers.tables.claims import Number
 from personafl_papers.tables.table import number
@@ -56,6 +63,19 @@ def by_round(runs: Sequence[Run], key: str = "personal_accuracy") -> tuple[list[
     """The rounds that were evaluated, and a column of rounds.jsonl at each, a row for each run."""
     records = [[(r["round"], r[key]) for r in run.rounds() if key in r] for run in runs]
     return [r for r, _ in records[0]], np.array([[value for _, value in one] for one in records], np.float64)
+
+
+def accuracy_on(run: Run, federation: Federation, split: Split) -> float:
+    """Of the personalized models after the last round on their clients' data, weighted by samples.
+
+    Run folders have it for test and validation data only.
+    """
+    state = load_file(run.path / "models" / "personal.safetensors")
+    theta = torch.cat([state[name].flatten(1) for name in run.task.names], 1)
+    local = checked(Local, "local", run.manifest["local"])
+    engine = ENGINES["stacked"](run.task, federation, local, int(run.manifest["seed"]), threads=1)
+    hits = engine.evaluate(theta, np.arange(len(federation)), split)["correct"]
+    return float(hits.sum() / federation.sizes(split).sum())
 
 
 def _rounded(values: Any) -> list[float]:

@@ -147,6 +147,7 @@ def _origin(value: Mapping[str, Any]) -> Iterator[str]:
         chosen = ", ".join(f"{key} = {setting}" for key, setting in search["chosen"].items())
         facts[f"searched for {search['method']}, {search['part']}"] = (
             f"{chosen}: the best of {len(search['trials'])} on validation data"
+            + "".join(f"; {key} {end}" for key, end in search["ends"].items() if end != "inside")
         )
     yield '<dl class="facts">'
     for name, fact in facts.items():

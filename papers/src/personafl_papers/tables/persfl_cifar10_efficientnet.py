@@ -16,7 +16,8 @@ from personafl_papers.tables import persfl_tables
 from personafl_papers.tables.availability import EFFICIENTNET, weights_or_names
 from personafl_papers.tables.claims import Claim, above
 from personafl_papers.tables.persfl_measures import FEDAVG, measured_part
-from personafl_papers.tables.table import Found, Measured, Note, Part, Table, planned, with_settings
+from personafl_papers.tables.search import Axes, Axis, SearchPlan, geometric
+from personafl_papers.tables.table import Found, Measured, Note, Part, Table, planned, searching, with_settings
 
 SOURCE = "cifar10"
 SPLITS = {"ds1": "DS-1", "ds2": "DS-2", "ds3": "DS-3"}
@@ -35,17 +36,19 @@ ROWS = {
     "separate": "Separate", FEDAVG: "FedAvg", "fedavg-ft": "FedAvg, fine-tuned", "ditto": "Ditto", "pfedme": "pFedMe",
     "perfedavg": "Per-FedAvg", "fedamp": "FedAMP", "persfl": "PersFL",
 }  # fmt: skip
-RATES = [0.02, 0.05, 0.1, 0.2]
-GRID: dict[str, dict[str, list[float]]] = {
-    "separate": {"local.lr": RATES},
-    FEDAVG: {"local.lr": RATES},
-    "fedavg-ft": {"local.lr": RATES},
-    "ditto": {"local.lr": [0.05, 0.2], "algorithm.lam": [0.1, 1.0]},
-    "pfedme": {"local.lr": [0.05, 0.2], "algorithm.personal_lr": [0.03, 0.1]},
-    "perfedavg": {"local.lr": [0.05, 0.2], "algorithm.alpha": [0.02, 0.1]},
-    "fedamp": {"local.lr": [0.05, 0.2], "algorithm.sigma_scale": [0.25, 0.5]},
+RATE = geometric("local.lr", 0.003, 3.0, 0.1)
+FINE = (geometric("local.lr", 0.005, 5.0, 0.1, per_decade=3),)
+AXES: dict[str, Axes] = {
+    "separate": FINE,
+    FEDAVG: FINE,
+    "fedavg-ft": FINE,
+    "ditto": (RATE, Axis("algorithm.lam", (0, 0.01, 0.03, 0.1, 0.3, 1, 3), 0.3)),
+    "pfedme": (geometric("local.lr", 0.003, 0.3, 0.1), geometric("algorithm.personal_lr", 0.003, 0.3, 0.1)),
+    "perfedavg": (RATE, geometric("algorithm.alpha", 0.003, 1.0, 0.1)),
+    "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8), 0.5)),
 }
-"""Four points each, as in the thesis's table. PersFL takes FedAvg's rate, and each client searches its T and λ."""
+TRIES = 8
+"""For each method. PersFL takes FedAvg's rate, and each client searches its T and λ."""
 
 
 def config(split: str, quick: bool) -> dict[str, Any]:
@@ -61,10 +64,10 @@ def config(split: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def search(found: Found) -> Sequence[tuple[str, Plan]]:
-    methods = {name: METHODS[name] for name in GRID if name in METHODS}
-    grid = {name: GRID[name] for name in methods}
-    return [(f"search {SOURCE}, EfficientNet", planned(config("ds1", found.quick), methods, found.seeds(1, 1), grid))]
+def search(found: Found) -> Sequence[tuple[str, SearchPlan]]:
+    axes = {name: own for name, own in AXES.items() if name in METHODS}
+    tables, tries = config("ds1", found.quick), 2 if found.quick else TRIES
+    return [(f"search {SOURCE}, EfficientNet", searching(tables, METHODS, found.seeds(1, 1), axes, tries))]
 
 
 def heads(found: Found) -> Sequence[tuple[str, Plan]]:

@@ -37,7 +37,7 @@ def measured_part(runs: Runs, rows: Mapping[str, str]) -> dict[str, dict[str, Nu
 
 def of_run(run: Run, seed: int, runs: Runs) -> dict[str, float]:
     """The columns of one run. Those that compare need FedAvg's, PersFL's or the separate run of the same seed."""
-    mine = _users(run)
+    mine = users_of(run)
     found: dict[str, float] = {
         "accuracy": 100 * float(np.nanmean(mine)),
         "SD": 100 * float(np.nanstd(mine, ddof=1)),
@@ -47,16 +47,16 @@ def of_run(run: Run, seed: int, runs: Runs) -> dict[str, float]:
     if "teacher_round" in table.column_names:
         found["rounds to match"] = found["rounds"]  # the students are made after the last round
     elif seed in runs.get("persfl", {}):
-        found["rounds to match"] = rounds_to_match(run, float(np.nanmean(_users(runs["persfl"][seed]))))
+        found["rounds to match"] = rounds_to_match(run, float(np.nanmean(users_of(runs["persfl"][seed]))))
     if "teacher_round" in table.column_names:
         found["T"], found["λ"] = (float(_column(table, c).mean()) for c in ("temperature", "imitation"))
         teachers = _column(table, "teacher_round")
         found["teacher's round"], found["different teachers"] = float(teachers.mean()), float(len(np.unique(teachers)))
     if seed in runs.get(FEDAVG, {}) and run.path != runs[FEDAVG][seed].path:
-        common = _users(runs[FEDAVG][seed])
+        common = users_of(runs[FEDAVG][seed])
         found |= {f"{key} over FedAvg": value for key, value in improvement(mine, common).items()}
         if run.manifest["algorithm"]["name"] != "separate" and seed in runs.get("separate", {}):
-            found |= improvement(mine, common, _users(runs["separate"][seed]))
+            found |= improvement(mine, common, users_of(runs["separate"][seed]))
     return found
 
 
@@ -80,7 +80,8 @@ def rounds_to_match(run: Run, target: float) -> float:
     return float(next((r for r, mean in zip(rounds, means, strict=True) if mean >= target - SAME), rounds[-1]))
 
 
-def _users(run: Run) -> Floats:
+def users_of(run: Run) -> Floats:
+    """The accuracy of each user after the last round."""
     found = accuracy_of(run)
     assert found is not None  # all of these methods classify
     return found

@@ -20,6 +20,9 @@ from personafl.version import __version__
 from personafl_papers.tables.claims import VERDICTS, Number, Numbers
 from personafl_papers.tables.table import Found, Measured, Table
 
+PROTOCOL = 2
+"""Of the results: 1 searched short grids with short runs, 2 searches until it is inside, with runs of full length."""
+
 MOST_VALUES = 20
 """Numbers of more values, such as the repeats of a simulation, are kept without them."""
 
@@ -33,6 +36,7 @@ def results(name: str, table: Table, found: Found, measured: Measured) -> dict[s
         "about": table.about,
         "paper": table.paper,
         "command": command(name, found.quick, found.seed),
+        "protocol": PROTOCOL,
         "quick": found.quick,
         "seeds": sorted({int(run.manifest["seed"]) for run in runs}) or [found.seed],
         "runs": len(different),
@@ -126,6 +130,9 @@ def _searches(found: Found) -> list[dict[str, Any]]:
             "method": search.method,
             "measure": search.measure,
             "chosen": search.chosen,
+            "ends": search.ends,
+            "limits": search.limits,
+            "budget": search.budget,
             "trials": [{"settings": t.settings, "score": _finite(t.score)} for t in search.trials],
         }
         for part, searches in found.searches.items()

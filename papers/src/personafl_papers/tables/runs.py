@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from personafl.study.launch import Launcher, run_plan
+from personafl.study.launch import Launcher, RunCache, Search, run_plan
 from personafl.study.plan import PlannedRun
 from personafl.training.events import Listener
+from personafl_papers.tables.search import End, Searched, SearchPlan, run_search
 from personafl_papers.tables.table import Found, Stage
 
 log = logging.getLogger("personafl")
@@ -32,12 +33,27 @@ def run_stages(stages: Sequence[Stage], found: Found, folder: Path, launcher: La
     with _warning_once():
         for stage in stages:
             for part, plan in stage(found):
+                if isinstance(plan, SearchPlan):
+                    cache = RunCache(folder, _Teller(found, part, plan.jobs()).begun, launcher)
+                    found.searches.setdefault(part, {}).update({one.method: one for one in run_search(plan, cache)})
+                    continue
                 made = run_plan(plan, folder, _Teller(found, part, plan.jobs()).begun, launcher)
                 for method, runs in made.methods.items():
                     found.runs.setdefault(part, {}).setdefault(method, {}).update(runs)
                 for search in made.searches:
-                    found.searches.setdefault(part, {})[search.method] = search
+                    found.searches.setdefault(part, {})[search.method] = of_grid(search)
                 found.failures += [(part, *failure) for failure in made.failures]
+
+
+def of_grid(search: Search) -> Searched:
+    """A search of a whole grid: at an end of it, nobody knows what is beyond."""
+    found: dict[str, End] = {}
+    limits = {}
+    for key, value in search.chosen.items():
+        values = sorted({trial.settings[key] for trial in search.trials})
+        limits[key] = (values[0], values[-1])
+        found[key] = "out of tries" if value in limits[key] else "inside"
+    return Searched(search.method, search.measure, search.trials, search.chosen, found, limits, len(search.trials))
 
 
 class _Teller:

@@ -7,17 +7,17 @@ runs anything: `runs.py` does, and `results.py` puts published and measured side
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from personafl.metrics import mean_over_seeds
 from personafl.runs.run import Run
-from personafl.study.launch import Search
 from personafl.study.plan import Plan, config_recipes
 from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, Number, Numbers
+from personafl_papers.tables.search import Axes, Searched, SearchPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ class Found:
     quick: bool = False
     seed: int = 0
     runs: dict[str, dict[str, dict[int, Run]]] = field(default_factory=dict)
-    searches: dict[str, dict[str, Search]] = field(default_factory=dict)
+    searches: dict[str, dict[str, Searched]] = field(default_factory=dict)
     failures: list[tuple[str, str, int, str]] = field(default_factory=list)
     tell: Callable[[str], None] = lambda line: None
 
@@ -109,7 +109,7 @@ class Found:
         return dict(search.chosen) if search else {}
 
 
-Stage = Callable[[Found], Sequence[tuple[str, Plan]]]
+Stage = Callable[[Found], Sequence[tuple[str, Plan | SearchPlan]]]
 """Plans by part; the plans of one part are put together. A later stage sees what the earlier ones found."""
 
 
@@ -191,6 +191,18 @@ def planned(
     whole = {"engine": ENGINE, "methods": {name: dict(own) for name, own in methods.items()}, **tables}
     grids = {m: {key: list(values) for key, values in keys.items()} for m, keys in (grid or {}).items()}
     return Plan(config_recipes(whole), tuple(methods), tuple(seeds), grid=grids, tune_seeds=tune_seeds)
+
+
+def searching(
+    tables: Mapping[str, Any],
+    methods: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    axes: Mapping[str, Axes],
+    budget: int,
+) -> SearchPlan:
+    """A search made in code: what is as in `planned`, and for each method the axes on which it is searched."""
+    own = {method: methods[method] for method in axes}
+    return SearchPlan(replace(planned(tables, own, seeds), methods=()), dict(axes), budget)
 
 
 def with_settings(own: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

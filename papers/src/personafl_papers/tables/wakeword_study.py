@@ -1,10 +1,11 @@
 """How wake-word detectors are trained and measured in the tables of Self-FL: the stages of a table, and its numbers.
 
-A detector is trained on the pooled data of all device types, and every method begins with it. One local step of FedAvg
-a round, weighted by samples, is SGD on the pooled data. Then, with five clients, all active: FedAvg and Ditto with both
-weightings, first-order Per-FedAvg, Self-FL by Algorithms 1 and 2; with four clients for each device type: Self-FL at
-client and at cluster level, C = 0.25 and 0.1. η is searched for each method, on validation data with the first seed;
-sampled clients have the η of Self-FL. False alarms are measured by `false_alarms.py`.
+A detector is trained on the pooled data of all device types until its accuracy on validation data does not rise any
+more, and every method begins with it. One local step of FedAvg a round, weighted by samples, is SGD on the pooled data.
+Then, with five clients, all active: FedAvg and Ditto with both weightings, first-order Per-FedAvg, Self-FL by
+Algorithms 1 and 2; with four clients for each device type: Self-FL at client and at cluster level, C = 0.25 and 0.1.
+η, Ditto's λ and Per-FedAvg's α are searched on validation data with the first seed, as many tries for each method
+(`search.py`); sampled clients have the settings of Self-FL. False alarms are measured by `false_alarms.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,16 @@ from personafl.study.plan import Plan
 from personafl_papers.data.devices import DEVICES, STATES
 from personafl_papers.tables.claims import Number
 from personafl_papers.tables.false_alarms import Model, Place, heard, operating_point, relative
-from personafl_papers.tables.table import Found, Measured, Stage, number, planned, with_settings
+from personafl_papers.tables.search import Axes, Axis, SearchPlan, geometric
+from personafl_papers.tables.table import Found, Measured, Stage, number, planned, searching, with_settings
 
 POOLED, FIVE, SAMPLED = "pooled model", "five clients", "sampled clients"
-POOLED_ROUNDS, ROUNDS, SAMPLED_ROUNDS = 600, 15, 40
+SEARCH, SEARCH_POOLED = "search five clients", "search pooled model"
+POOLED_ROUNDS, ROUNDS, SAMPLED_ROUNDS = 6000, 15, 40
+PLATEAU = {"eval_every": 100, "patience": 5}
+"""The pooled model is done when five evaluations in a row did not better its validation accuracy."""
+TRIES = 6
+"""For each method, and for the pooled model; fixed before anything was run."""
 MEAN, SPREAD, BEGINNING = "mean", "spread", "warm start"
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -51,6 +58,16 @@ CLIENT, CLUSTER, RARE = "Self-FL, client level, C = 0.25", "Self-FL, cluster lev
 VARIANT_ROWS = dict(zip(VARIANTS, (CLIENT, CLUSTER, RARE), strict=True))
 
 
+def axes(rate: float) -> dict[str, Axes]:
+    """By method, around a learning rate, which the kind of detector decides on."""
+    coarse = geometric("local.lr", rate / 100, rate * 100, rate)
+    fine = (geometric("local.lr", rate / 100, rate * 100, rate, per_decade=3),)
+    ditto = (coarse, Axis("algorithm.lam", (0, 0.01, 0.03, 0.1, 0.3, 1, 3, 10), 1))
+    perfedavg = (coarse, geometric("algorithm.alpha", 1e-4, 1.0, 0.01))
+    own: dict[str, Axes] = {"ditto-w": ditto, "ditto-e": ditto, "perfedavg": perfedavg}
+    return {method: own.get(method, fine) for method in METHODS}
+
+
 def methods(quick: bool, of: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Methods; quick: few steps where Self-FL decides on their number."""
     few = {"algorithm.l_max": 4}
@@ -71,57 +88,53 @@ class Study:
         The tables of a config, without method, seed and first weights, from quick, clients of a device type, rounds.
     seeds, sampled_seeds
         How many, and how many of them for sampled clients.
-    rates
-        η that are tried for each method.
-    pooled_rates
-        η of the pooled model; several are tried.
+    rate
+        η at which the searches begin, which has to be 1 times a power of ten.
     """
 
     config: Callable[[bool, int, int], dict[str, Any]]
     seeds: int
     sampled_seeds: int
-    rates: list[float]
-    pooled_rates: list[float]
+    rate: float
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        searched = (self.pooled_search,) if len(self.pooled_rates) > 1 else ()
-        return (*searched, self.pooled, self.search, self.rest)
+        return (self.pooled_search, self.pooled, self.search, self.rest)
 
-    def pooled_search(self, found: Found) -> Sequence[tuple[str, Plan]]:
-        grid = {"pooled": {"local.lr": self.pooled_rates}}
-        tables = self.config(found.quick, 1, POOLED_ROUNDS)
-        return [(POOLED, planned(tables, self._sgd({}), [found.seed], grid))]
+    def pooled_search(self, found: Found) -> Sequence[tuple[str, SearchPlan]]:
+        pooled = {"pooled": axes(self.rate)["fedavg-w"]}
+        plan = searching(self.pooled_config(found.quick), self._sgd({}), [found.seed], pooled, _tries(found))
+        return [(SEARCH_POOLED, plan)]
 
     def pooled(self, found: Found) -> Sequence[tuple[str, Plan]]:
-        chosen = found.chosen(POOLED, "pooled") or {"local.lr": self.pooled_rates[0]}
-        tables = self.config(found.quick, 1, POOLED_ROUNDS)
-        seeds = [seed for seed in found.seeds(self.seeds) if seed not in beginnings(found)]
-        return [(POOLED, planned(tables, self._sgd(chosen), seeds))]
+        sgd = self._sgd(found.chosen(SEARCH_POOLED, "pooled"))
+        return [(POOLED, planned(self.pooled_config(found.quick), sgd, found.seeds(self.seeds)))]
+
+    def pooled_config(self, quick: bool) -> dict[str, Any]:
+        tables = self.config(quick, 1, POOLED_ROUNDS)
+        return tables if quick else {**tables, **PLATEAU}
 
     def _sgd(self, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         return {"pooled": with_settings({"algorithm": {"name": "fedavg"}, "local": {"steps": 1}}, settings)}
 
-    def search(self, found: Found) -> Sequence[tuple[str, Plan]]:
-        """The first seed, with η searched: validation data is left aside in all runs with five clients."""
-        grid = {name: {"local.lr": self.rates[1:] if found.quick else self.rates} for name in METHODS}
-        tables = self.config(found.quick, 1, ROUNDS)
+    def search(self, found: Found) -> Sequence[tuple[str, SearchPlan]]:
+        """With the first seed; validation data is left aside in all runs with five clients."""
+        tables, own = self.config(found.quick, 1, ROUNDS), methods(found.quick, METHODS)
         return [
-            (FIVE, planned(from_pooled(tables, run), methods(found.quick, METHODS), [seed], grid))
+            (SEARCH, searching(from_pooled(tables, run), own, [seed], axes(self.rate), _tries(found)))
             for seed, run in beginnings(found).items()
             if seed == found.seed
         ]
 
     def rest(self, found: Found) -> Sequence[tuple[str, Plan]]:
-        """The other seeds, and the sampled clients, who have the η that was chosen for Self-FL."""
+        """All seeds, and the sampled clients, who have what was chosen for Self-FL."""
         own = methods(found.quick, METHODS)
-        five = {name: with_settings(own[name], found.chosen(FIVE, name)) for name in own}
+        five = {name: with_settings(own[name], found.chosen(SEARCH, name)) for name in own}
         sampled = methods(found.quick, VARIANTS)
-        variants = {name: with_settings(each, found.chosen(FIVE, "selffl")) for name, each in sampled.items()}
+        variants = {name: with_settings(each, found.chosen(SEARCH, "selffl")) for name, each in sampled.items()}
         plans = []
         for seed, run in beginnings(found).items():
-            if seed != found.seed:
-                plans.append((FIVE, planned(from_pooled(self.config(found.quick, 1, ROUNDS), run), five, [seed])))
+            plans.append((FIVE, planned(from_pooled(self.config(found.quick, 1, ROUNDS), run), five, [seed])))
             if seed in found.seeds(self.sampled_seeds):
                 tables = from_pooled(self.config(found.quick, 4, SAMPLED_ROUNDS), run)
                 plans.append((SAMPLED, planned(tables, variants, [seed])))
@@ -161,6 +174,10 @@ class Study:
         """The samples that were tested; their features are not needed."""
         tables = {key: value for key, value in self.config(quick, clients, ROUNDS).items() if key != "backbone"}
         return parse({**tables, "seed": seed}).federation()
+
+
+def _tries(found: Found) -> int:
+    return 2 if found.quick else TRIES
 
 
 def beginnings(found: Found) -> Mapping[int, Run]:

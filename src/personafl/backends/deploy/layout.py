@@ -31,7 +31,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RESERVED = ("superlink", "proxy", "run")
 SCRIPTS = (
     "start-superlink.sh", "start-proxy.sh", "refresh-proxy.sh", "register-sites.sh", "unregister-site.sh",
-    "start-run.sh", "pack-sites.sh",
+    "start-run.sh", "pack-sites.sh", "flwr.sh",
 )  # fmt: skip
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

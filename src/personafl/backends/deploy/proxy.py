@@ -42,7 +42,8 @@ def answer_bytes(config: Path) -> int:
 
     described, settings = read_operator(config)
     model = described.model or default_model(settings.input_shape)
-    module = initialize(model, settings.input_shape, settings.classes or settings.outputs, described.seed)
+    outputs = settings.classes or settings.outputs
+    module = initialize(model, settings.input_shape, outputs, described.seed, settings.constants)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     if settings.secure is None:
         return VECTORS * 4 * parameters + SMALL
@@ -97,7 +98,7 @@ def main() -> None:
     try:
         changed |= write_proxy(operator, operator.parent / "federation.toml")
     except PersonaflError as error:
-        wrong = f"error: {error}"
+        wrong = f"error: nothing can be trained as federation.toml is now: {error}"
     print("changed" if changed else "unchanged")
     if wrong:
         sys.exit(wrong)

@@ -97,6 +97,7 @@ class Deployment:
             self.federation, length = deal(chosen, data, lambda name: Path(dealt) / f"{name}.npz")
             tables = _merged(read_tables(folder / "federation.toml"), settings or {})
             weights = _weights(tables, folder)
+            vectors = _vectors(tables, folder)
             backbone = _backbone(tables)
             if backbone is not None:
                 self.federation = self.federation.through(backbone.load(), progress=False)
@@ -108,6 +109,7 @@ class Deployment:
                 with open(self.layout.site(name) / "site.toml", "a", encoding="utf-8") as file:
                     file.write("" if length is None else f"\nlength = {length}\n")
                     file.write("" if weights is None else "\n" + tomli_w.dumps({"weights": weights}))
+                    file.write("" if vectors is None else "\n" + tomli_w.dumps({"vectors": {"path": vectors}}))
                     file.write("" if backbone is None else "\n" + tomli_w.dumps({"backbone": _at_site(backbone)}))
         self.logs = self.layout.folder / "logs"
         self.logs.mkdir(0o700)
@@ -312,6 +314,15 @@ def _weights(tables: dict[str, Any], folder: Path) -> str | None:
         return None
     model["path"] = str(folder.resolve() / Path(str(model["path"])).expanduser())
     return str(model["path"])
+
+
+def _vectors(tables: dict[str, Any], folder: Path) -> str | None:
+    """The file of word vectors, if any, which all sites of a rehearsal share with the operator."""
+    table = tables.get("vectors")
+    if not isinstance(table, dict) or not isinstance(table.get("path"), str):
+        return None
+    table["path"] = str(folder.resolve() / Path(table["path"]).expanduser())
+    return str(table["path"])
 
 
 def _merged(tables: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,15 +30,29 @@ def allowing(config: Path) -> dict[str, Any]:
     run, settings = read_operator(config)
     model = run.model or (MCLR() if run.backbone else default_model(settings.input_shape))
     task = run.task or usual_task(settings.classes)
-    pinned = (run.backbone, model)  # what may name a file of weights by its hash
+    pinned = (run.backbone, model, settings.vectors)  # what may name a file of weights by its hash
     weights = [sha256 for part in pinned if (sha256 := getattr(part, "sha256", None))]
     named = ((ALGORITHMS, run.algorithm.name), (MODELS, model.name), (TASKS, task.name))
     plugins = [_pin(registry, name) for registry, name in named if name in registry.plugins]
     policy: dict[str, Any] = {f"{registry.kind}s": [name] for registry, name in named}
     policy |= {"code": code_sha256("personafl"), "most_rounds_per_run": 2 * run.schedule.rounds}
+    policy |= {} if settings.secure is None else {"secure": True}
     # Initial weights of the operator's own are known only when the run begins.
     policy |= {} if run.weights else {"weights": weights}
     return policy | ({"plugins": plugins} if plugins else {})
+
+
+def protection(config: Path) -> str:
+    """What is switched on in a rehearsal, in words."""
+    run, settings = read_operator(config)
+    found = []
+    if settings.secure is not None:
+        found.append("secure aggregation: the operator gets sums of the sites' answers, and no single one")
+    if run.robust is not None:
+        found.append(f"a robust rule ({run.robust.rule}) on the sites' answers")
+    if run.privacy is not None:
+        found.append(f"[privacy] with clip = {run.privacy.clip:g} and noise = {run.privacy.noise:g}")
+    return "; ".join([*found, "each site's policy.toml, which allows this run and no other"])
 
 
 def _pin(registry: Registry, name: str) -> dict[str, str]:

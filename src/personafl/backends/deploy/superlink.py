@@ -8,6 +8,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from personafl.backends.deploy.login import Shown
 from personafl.backends.flower.signing import read_public
 from personafl.errors import PersonaflError
 
@@ -21,9 +22,8 @@ def unregister(operator: Path, private: str, key: ec.EllipticCurvePublicKey) -> 
     from flwr.supercore.control.control_http_client import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-    client = ControlHttpClient.from_server_address(
-        private, False, (operator / "ca.crt").read_bytes(), [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-    )
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), Shown(operator / "runtime")]
+    client = ControlHttpClient.from_server_address(private, False, (operator / "ca.crt").read_bytes(), interceptors)
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     try:
         nodes = [node for node in client.ListNodes(ListNodesRequest()).nodes_info if node.public_key == pem]
@@ -43,5 +43,10 @@ def main() -> None:
             print(f"{Path(key).name}: {count} nodes unregistered")
     except PersonaflError as error:
         sys.exit(f"error: {error}")
+    except FileNotFoundError:  # the login, which is made at every start
+        sys.exit(f"error: the SuperLink at {private} was not told: it has never been started here")
     except Exception as error:  # whatever Flower or its connection has
-        sys.exit(f"error: the SuperLink at {private} was not told: {type(error).__name__}: {str(error)[:200]}")
+        sys.exit(
+            f"error: the SuperLink at {private} was not told ({type(error).__name__}: {str(error)[:200]}); nginx and "
+            f"runs refuse the key all the same. When it runs: operator/unregister-site.sh {' '.join(keys)}"
+        )

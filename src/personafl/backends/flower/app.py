@@ -35,6 +35,7 @@ from personafl.backends.flower.signed_files import sign_models
 from personafl.backends.flower.signing import OperatorSeal, SiteSeal
 from personafl.backends.flower.site import Site
 from personafl.backends.flower.site_data import read_site
+from personafl.backends.flower.vectors import WordVectorFile
 from personafl.config import Config, parse, read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError, PluginError
 from personafl.federation.folders import digest
@@ -74,7 +75,8 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         described = replace(described, model=model, local=described.local.for_rounds(described.schedule.rounds))
         kind, seed = described.task or usual_task(settings.classes), described.seed
         outputs = model_outputs(kind, settings.classes, settings.outputs)
-        module = initialize(model, settings.input_shape, outputs, seed)
+        constants = settings.constants
+        module = initialize(model, settings.input_shape, outputs, seed, constants)
         seeded = fingerprint(trained_task(described.algorithm, Task(module, kind)).theta0)
         if described.weights is not None:
             load_weights(module, Path(described.weights))
@@ -110,7 +112,7 @@ def serve(grid: Grid, config: Path, out: Path, keys: Path | None = None) -> None
         backbone = {} if described.backbone is None else {"backbone": pinned(described.backbone)}
         summed = {} if secure is None else {"secure": secure.table()}
         tables = {"data": {"name": "sites"}, **backbone, "model": described.tables()["model"], **summed}
-        origin = Origin(tables, resolved, {}, frozen)
+        origin = Origin(tables, resolved, constants, frozen)
         names = {"algorithm": described.algorithm.name, "model": model.name, "sites": list(client_index.ids)}
         record.note("run", folder=str(out), config=checksum(config), **names)
         run_rounds(folder, clients, described.algorithm, described.schedule, origin, [RoundLog()], described.robust)
@@ -131,6 +133,8 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
     if "federation" not in values:
         raise ConfigError(f"{path} has no [federation] table: it says who takes part and what a sample looks like")
     settings: FederationSettings = checked(FederationSettings, "federation", values.pop("federation"))
+    if "vectors" in values:
+        settings = replace(settings, vectors=_vectors(path, values.pop("vectors")))
     if "secure" in values:
         settings = replace(settings, secure=checked(Secure, "secure", values.pop("secure")))
     # A round in a federation takes long enough for a checkpoint, and so at most the round in flight is lost.
@@ -156,6 +160,14 @@ def read_operator(path: Path) -> tuple[Config, FederationSettings]:
         sites = described.schedule.cohort_size(len(settings.clients) or settings.sites)
         check_secure(settings.secure, described.algorithm, sites, described.privacy, described.robust)
     return described, settings
+
+
+def _vectors(path: Path, table: Any) -> WordVectorFile:
+    """The word vectors of an operator's config."""
+    found: WordVectorFile = checked(WordVectorFile, "vectors", table)
+    if found.sha256 is None:
+        raise ConfigError(f"{path}: vectors.sha256 is missing: sites compare the word vectors on their disks with it")
+    return found.beside(path)
 
 
 def pinned(backbone: BackboneSettings | None) -> dict[str, Any] | None:

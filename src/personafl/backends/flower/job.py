@@ -57,6 +57,8 @@ class JobDescription:
         As a table of a config, where it is not the one that classes, or their absence, stand for.
     backbone
         Name, SHA-256, pooling and normalize of the frozen backbone that sites send their samples through, if any.
+    vectors
+        The SHA-256 of the word vectors that the model takes, which sites have on their own disks; None for none.
     secure
         How answers are added up by secure aggregation, as a table of a config; None where each goes to the server.
     personafl
@@ -76,13 +78,14 @@ class JobDescription:
     privacy: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     backbone: dict[str, Any] | None = None
+    vectors: str | None = None
     secure: dict[str, Any] | None = None
     personafl: str = __version__
 
     def text(self) -> str:
         """As JSON; `read_job` is the inverse."""
         # What is left out is not said, so that runs that were begun before there was any of it go on.
-        later = ("backbone", "secure")
+        later = ("backbone", "vectors", "secure")
         said = {key: value for key, value in asdict(self).items() if key not in later or value is not None}
         return json.dumps(said, sort_keys=True)
 
@@ -253,12 +256,3 @@ def layout_of(state: Mapping[str, Tensor]) -> Layout:
     {'theta': ('float32', (3,))}
     """
     return {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in state.items()}
-
-
-def refuse_per_sample(privacy: Privacy) -> None:
-    """Refuse noise in local steps: batches and noise follow from the seed there, which the operator knows."""
-    if privacy.unit == "sample":
-        raise ConfigError(
-            'privacy.unit = "sample" is for simulations: a site\'s batches follow from the seed, which the operator '
-            'knows; use unit = "client"'
-        )

@@ -30,6 +30,8 @@ class Entry:
         What it was an answer to; `run` as `JobDescription.run`.
     clip, noise, delta
         The run's `[privacy]`; None and a noise of 0 without.
+    batches
+        How many batches of noisy steps were drawn, where the noise is for samples.
     """
 
     run: str
@@ -39,6 +41,7 @@ class Entry:
     clip: float | None = None
     noise: float = 0.0
     delta: float | None = None
+    batches: int = 0
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 

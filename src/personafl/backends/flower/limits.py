@@ -7,6 +7,8 @@ that are drawn for them. docs/security.md says what this stops and what it does 
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +27,7 @@ from personafl.engines.batches import BatchPlan
 from personafl.engines.loop import LoopEngine
 from personafl.engines.work import Result, Work
 from personafl.errors import ConfigError
+from personafl.kernels.per_sample import PerSample
 from personafl.kernels.task import Objective, Task
 from personafl.models import LoRA
 from personafl.settings import Local
@@ -55,7 +58,12 @@ class SiteEngine(LoopEngine):
         check_most(self.settings, "most_parameters", copies(work.program) * self.task.size, "parameters at once")
         return super().run(work)
 
+    def protect_samples(self, by: PerSample | None) -> None:
+        super().protect_samples(None if by is None else replace(by, fresh=True))
+
     def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
+        if self.task.per_sample is not None:  # the operator knows the seed, and must not know who is in a batch
+            keys = np.frombuffer(os.urandom(8 * len(keys)), np.uint64)
         program, count = work.program, int(steps[0])
         each = batches_per_step(program) * int(getattr(program, "inner_steps", 1))
         gradients = count * each * copies(program)
@@ -104,9 +112,12 @@ class SiteEngine(LoopEngine):
         if behind < here.least_samples:
             why = f"answers with at least {here.least_samples} different training samples behind it (least_samples)"
             raise ConfigError(f"site {here.id} {why}: {steps} steps of {size} would use {behind} of its {samples}")
-        share = max(largest_share(positions[d::draws], counts[d::draws], keep, rates) for d in range(draws))
+        of = None if plan.expected is None else float(plan.expected[0])
+        share = max(largest_share(positions[d::draws], counts[d::draws], keep, rates, of) for d in range(draws))
         if self.local.optimizer != "sgd" or self.local.clip_norm is not None:
-            share = max(share, 1 / int(counts.min()))  # they change the length of steps: one may be all that counts
+            share = max(
+                share, 1 / max(int(counts.min()), 1)
+            )  # they change the length of steps: one may be all that counts
         if not share * least <= 1 + 1e-9:
             why = f"answers where no sample weighs more than 1/{least} (least_batch_size): in these {steps} steps one "
             why += f"of its {samples} weighs {share:.2g}, as the last batch of an epoch is small or steps are forgotten"
@@ -139,7 +150,11 @@ class SiteEngine(LoopEngine):
 
 
 def largest_share(
-    positions: Ints, counts: Ints, keep: float | NDArray[np.float64], rates: float | NDArray[np.float64] = 1.0
+    positions: Ints,
+    counts: Ints,
+    keep: float | NDArray[np.float64],
+    rates: float | NDArray[np.float64] = 1.0,
+    of: float | None = None,
 ) -> float:
     """The largest weight of a single sample in a sum of steps, each a mean over its batch, of all steps' weight.
 
@@ -151,6 +166,8 @@ def largest_share(
         How much each step leaves of those before it.
     rates
         The learning rate of each step.
+    of
+        What the sum over each batch is divided by; left out, the number of its samples.
 
     Examples
     --------
@@ -158,13 +175,16 @@ def largest_share(
     0.25
     >>> largest_share(np.array([[0, 1, 2, 3], [4, 4, 4, 4]]), np.array([4, 1]), 1.0)
     0.5
+    >>> largest_share(np.array([[0, 1, 2, 3], [4, 4, 4, 4]]), np.array([4, 1]), 1.0, of=4.0)
+    0.2
     """
     left = np.broadcast_to(np.asarray(keep, np.float64), len(counts))[:0:-1]
     with np.errstate(over="ignore"):
         weights = rates * np.cumprod(np.concatenate([[1.0], left]))[::-1]
     real = np.arange(positions.shape[1]) < counts[:, None]
-    each = np.bincount(positions[real] - positions.min(), (real * (weights / counts)[:, None])[real])
-    return float(each.max() / weights.sum())
+    by_sample = weights / (counts if of is None else of)
+    each = np.bincount(positions[real] - positions.min(), (real * by_sample[:, None])[real])
+    return float(each.max() / (by_sample * counts).sum())
 
 
 def check_local(here: SiteSettings, local: Local, samples: int) -> None:

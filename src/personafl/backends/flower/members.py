@@ -13,11 +13,13 @@ from personafl.backends.flower.nodes import Nodes, SiteInfo, missing
 from personafl.backends.flower.records import Record
 from personafl.backends.flower.secure.settings import Secure
 from personafl.backends.flower.signing import OperatorSeal
+from personafl.backends.flower.vectors import EMBEDDING, WordVectorFile
 from personafl.errors import DataError, RunError
 from personafl.federation.arrays import SPLITS
 from personafl.federation.splits import natural_order
 from personafl.inputs import Shape, parts, shape_text
 from personafl.settings import check
+from personafl.states import State
 from personafl.training.evaluation import ClientIndex
 from personafl.version import __version__
 
@@ -54,6 +56,8 @@ class FederationSettings:
         An update that is longer than the round's median by more than this factor is left out, where there are three
         answers. The default is generous: honest updates differ in length about as their numbers of steps do. 0 for
         no limit.
+    vectors
+        The word vectors that the model takes, on every machine's own disk. In a config a table of its own, `[vectors]`.
     secure
         How answers are added up by secure aggregation; None where the server gets each. In a config it is a table of
         its own, `[secure]`.
@@ -71,6 +75,12 @@ class FederationSettings:
     max_weight: float = 0.5
     max_norm_factor: float = 100.0
     secure: Secure | None = None
+    vectors: WordVectorFile | None = None
+
+    @property
+    def constants(self) -> State:
+        """What the model is built with besides its settings."""
+        return {} if self.vectors is None else {EMBEDDING: self.vectors.load(self.vectors.sha256)}
 
     def __post_init__(self) -> None:
         shape = self.input_shape

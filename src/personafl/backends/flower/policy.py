@@ -45,8 +45,8 @@ class Policy:
     code
         The SHA-256 of personafl's own code, as `personafl site check` shows it.
     weights
-        The SHA-256 of weights that do not follow from the seed: of a backbone, of a model that adapters are to, of
-        initial weights that the operator sends. An empty list forbids them.
+        The SHA-256 of weights that do not follow from the seed: of a backbone, of a model that adapters are to, of word
+        vectors, of initial weights that the operator sends. An empty list forbids them.
     outgoing
         The arrays that may leave after training, each by its name with the most bytes that it may take.
     secure
@@ -178,6 +178,7 @@ def check_weights(policy: Policy, order: Order) -> None:
     found = {
         "the backbone": (order.job.backbone or {}).get("sha256"),
         "the model that adapters are to": order.job.model.get("sha256"),
+        "the word vectors": order.job.vectors,
         "the initial weights that are sent": order.job.theta0 if order.theta0 is not None else None,
     }
     for what, digest in found.items() if policy.weights is not None else ():

@@ -21,7 +21,17 @@ _HAPPENED = {
     "revoked": "revoked",
     "rotated": "a key or certificate was renewed",
 }
-_KEYS = ("site", "node", "asked", "run", "round", "algorithm", "model", "what", "step", "samples", "key", "folder")
+_ASKED = {
+    "query": "who it is",
+    "train": "an update",
+    "train.secure": "a masked update, for a sum",
+    "evaluate": "measures",
+    "query.keys": "public keys for a sum",
+    "query.shares": "shares of its secrets, sealed for the others",
+    "query.unmask": "what takes the masks off the sum",
+}
+"""What an order asks for, by its kind."""
+_KEYS = ("site", "node", "asked for", "run", "round", "algorithm", "model", "what", "step", "samples", "key", "folder")
 
 
 def in_words(line: Mapping[str, Any]) -> str:
@@ -32,10 +42,14 @@ def in_words(line: Mapping[str, Any]) -> str:
     >>> sent = {"theta": {"shape": [650], "bytes": 2600, "norm": 3.5, "sha256": "ab" * 32}, "answer": {"steps": 4}}
     >>> in_words({"time": "2026-11-18T17:00:00+00:00", "event": "trained", "round": "3", "sent": sent})
     '2026-11-18 17:00:00 UTC  trained and answered: round 3; theta (2,600 bytes, norm 3.5, abababababab…), steps 4'
+    >>> got = {"answer": {"client": "north", "text": "cd" * 32}}
+    >>> in_words({"time": "", "event": "received", "site": "north", "asked": "query.keys", "got": got}).strip()
+    'UTC  answered, and was taken: site north, asked for public keys for a sum; text cdcdcdcdcdcd…'
     """
     event = str(line.get("event"))
     when = str(line.get("time"))[:19].replace("T", " ")
-    about = ", ".join(f"{key} {line[key]}" for key in _KEYS if key in line)
+    said = {**line, "asked for": _ASKED.get(str(line["asked"]), line["asked"])} if "asked" in line else line
+    about = ", ".join(f"{key} {said[key]}" for key in _KEYS if key in said)
     moved = _moved(line.get("sent") or line.get("got") or {})
     why = str(line["reason"]) if "reason" in line else ""
     rest = "; ".join(part for part in (about, moved, why) if part)
@@ -53,5 +67,11 @@ def _moved(sent: Mapping[str, Any]) -> str:
             parts.append(f"{name} ({what['bytes']:,} bytes{more})")
         else:
             shown = {key: value for key, value in what.items() if key not in ("client", "round") and value != ""}
-            parts += [f"{key} {value}" for key, value in shown.items()]
+            for key, value in shown.items():
+                if key == "text":  # its hash
+                    parts.append(f"text {str(value)[:12]}…")
+                elif key != "failed":
+                    parts.append(f"{key} {value}")
+                elif value:
+                    parts.append("training failed")
     return ", ".join(parts)

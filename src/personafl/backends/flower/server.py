@@ -21,7 +21,6 @@ from personafl.backends.flower.job import (
     fingerprint,
     layout_of,
     model_outputs,
-    refuse_per_sample,
     upload_of,
     usual_task,
 )
@@ -40,6 +39,7 @@ from personafl.storage.folder import RunFolder
 from personafl.training.clients import Answers, Clients
 from personafl.training.evaluation import ClientIndex, Columns, ServerSnapshot, held_back_columns
 from personafl.training.privacy import Noise, Privacy, SecureNoise
+from personafl.training.sample_account import SampleAccount
 
 log = logging.getLogger("personafl")
 
@@ -84,8 +84,6 @@ class FlowerClients(Clients):
         seeded: str | None = None,
         backbone: dict[str, Any] | None = None,
     ) -> None:
-        if privacy is not None:
-            refuse_per_sample(privacy)
         self.nodes, self.client_index, self.settings = nodes, client_index, settings
         self.task, self.local, self.seed, self.privacy = task, local, seed, privacy
         self._seeded, self._backbone = seeded or fingerprint(task.theta0), backbone
@@ -96,6 +94,9 @@ class FlowerClients(Clients):
         self._saved = [(0, nobody), (0, nobody)]  # the two checkpoints that are kept: rounds, and `accepted`
         self._finished: set[int] = set()
         self._sizes = DeclaredSizes(nodes, client_index)
+        if privacy is not None and privacy.unit == "sample":  # what sites would refuse
+            made, one = algorithm.prepare(self.job_info), np.ones(1, np.int64)
+            SampleAccount.of(privacy, made, task, local, task.theta0, one)
 
     @property
     def server_noise(self) -> Noise:
@@ -121,6 +122,7 @@ class FlowerClients(Clients):
             privacy=None if self.privacy is None else self.privacy.table(),
             task=None if self.task.kind == usual_task(classes) else self.task.kind.settings,
             backbone=self._backbone,
+            vectors=None if self.settings.vectors is None else self.settings.vectors.sha256,
             secure=None if self.settings.secure is None else asdict(self.settings.secure),
         )
         # Weights that follow from the seed are made at the sites; others have to be sent.

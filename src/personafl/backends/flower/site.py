@@ -28,7 +28,6 @@ from personafl.backends.flower.job import (
     Together,
     fingerprint,
     layout_of,
-    refuse_per_sample,
     upload_of,
 )
 from personafl.backends.flower.ledger import Entry, Ledger, What, check_budget
@@ -44,6 +43,7 @@ from personafl.backends.flower.limits import (
 from personafl.backends.flower.policy import check_order, check_rounds, check_upload, read_policy
 from personafl.backends.flower.site_data import SiteSettings, read_data
 from personafl.backends.flower.state_history import StateHistory
+from personafl.backends.flower.vectors import with_vectors
 from personafl.engines.loop import LoopEngine
 from personafl.engines.machine import torch_threads
 from personafl.errors import ConfigError, DataError
@@ -149,7 +149,10 @@ class Site:
             if isinstance(clients.engine, SiteEngine):
                 clients.engine.sends = bool(agreed)
                 self._check_entry(self.ledger.entries(), entry)
+            before = int(clients.releases[0])
             answers = clients.train(order.round, ME, order.sent)
+            if clients.privacy is not None and clients.privacy.unit == "sample":
+                entry = replace(entry, batches=int(clients.releases[0]) - before)
             failed = len(answers.failed) > 0
             self._write_down(replace(entry, what="failed") if failed else entry)
             if not failed:
@@ -189,8 +192,10 @@ class Site:
         local = job.make_local()
         if self._own is None:
             check_local(here, local, int(data.sizes("train")[0]))
-            check_model(here, job, data.constants)
-        task, algorithm = self._own or (job.make_task(data.constants, here.id, here.weights), job.make_algorithm())
+            constants = with_vectors(data.constants, here.id, here.vectors, job.vectors)
+            check_model(here, job, constants)
+            made = job.make_task(constants, here.id, here.weights), job.make_algorithm()
+        task, algorithm = self._own or made
         theta0 = task.theta0 if order.theta0 is None else order.theta0
         if (order.accepted == 0 or (evaluating and self._own is None)) and fingerprint(theta0) != job.theta0:
             raise ConfigError(
@@ -206,14 +211,14 @@ class Site:
                 f"site {here.id} takes part with privacy.noise of at least {here.least_noise:g}, this run has "
                 f"{own_noise:g}{at_server}"
             )
-        if privacy is not None:
-            refuse_per_sample(privacy)
         clients = self._engine_clients(task, data, local, job, privacy, order.together)
         clients.start(job.prepare(algorithm, task, local), theta0)
         if self._own is None:
             check_sent(here, clients.algorithm, theta0, order.sent, evaluating)
         if privacy is not None:
-            clients.releases[:] = sum(e.run == job.run and e.what == "update" for e in self.ledger.entries())
+            before = [e for e in self.ledger.entries() if e.run == job.run]
+            counted = [e.batches if privacy.unit == "sample" else e.what == "update" for e in before]
+            clients.releases[:] = sum(counted)
         if order.accepted:
             own = versions.read(order.accepted, clients.store.like)
             clients.store.put(ME, {name: value[None] for name, value in own.items()})

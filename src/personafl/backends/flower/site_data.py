@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from personafl.algorithms import ALGORITHMS
 from personafl.backends.flower.policy import FILE, read_policy
+from personafl.backends.flower.vectors import WordVectorFile
 from personafl.config import read_tables
 from personafl.errors import ConfigError, DataError, PersonaflError
 from personafl.federation import DEFAULT_SPLITS, Federation
@@ -84,6 +85,9 @@ class SiteSettings:
     weights
         The folder of a pretrained model of transformers, on this site's own disk, for runs that train adapters to it
         (model lora). A run says which hash it must have, and samples stay as they are.
+    vectors
+        A table: the word vectors on this site's own disk, for runs whose model takes some, see `WordVectorFile`. A run
+        says which hash they must have.
     policy
         The file of this site's `Policy`, without which nothing runs; left out, `policy.toml` where there is one.
     """
@@ -116,6 +120,7 @@ class SiteSettings:
     members: str | None = None
     backbone: BackboneSettings | None = None
     weights: str | None = None
+    vectors: WordVectorFile | None = None
     policy: str | None = None
 
     def __post_init__(self) -> None:
@@ -163,6 +168,8 @@ def read_site(path: Path) -> SiteSettings:
     }
     if settings.backbone is not None and settings.backbone.path is not None:
         paths["backbone"] = replace(settings.backbone, path=str(folder / Path(settings.backbone.path).expanduser()))
+    if settings.vectors is not None:
+        paths["vectors"] = settings.vectors.beside(path)
     return _with_policy(replace(settings, **paths), path, values)
 
 

@@ -12,3 +12,5 @@ default = "personafl"
 address = "{{private}}"
 root-certificates = "$PWD/ca.crt"
 END
+
+programs="$(python3 -c 'from importlib.util import find_spec; print(find_spec("personafl").submodule_search_locations[0])')/backends/deploy"

@@ -9,5 +9,5 @@ if [ $# = 0 ]; then
     for key in keys/*.pub; do set -- "$@" "$(basename "$key" .pub)"; done
 fi
 for name in "$@"; do
-    flwr supernode register "keys/$name.pub" personafl --name "$name"
+    ./flwr.sh supernode register "keys/$name.pub" personafl --name "$name"
 done
