@@ -8,10 +8,10 @@ have, MNIST by a power law, and two regressions. The portfolio of `fit` was chos
 other draws of ten of these federations; the other three had no part in it.
 
 Every way gets the same budget, in seconds of one processor thread, so that a machine that does other work as well
-gives the same answer: `fit`; the methods that are best on validation data as they are (`--tuned`: how many), each
-searched for the whole budget by the same successive halving; with `--random`, random search over the same methods and
-settings, all rounds. Every method as given is trained once. All choices are made on validation data. What is then
-compared on test data says `fit_quality_tables.py`.
+gives the same answer: `fit`; the methods that are best on validation data as they are (`--tuned`: how many) and
+training alone, each searched for the whole budget by the same successive halving; with `--random`, random search over
+the same methods and settings, all rounds. Every method as given is trained once. All choices are made on validation
+data. What is then compared on test data says `fit_quality_tables.py`.
 
 Results are lines of OUT/results.jsonl; what is there is not done again. Prints Markdown tables.
 """
@@ -202,7 +202,7 @@ def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder:
 
     given = as_given(trainer("given"))
     ahead = sorted(given, key=lambda method: -given[method]["val"])
-    to_tune = ahead[:many]
+    to_tune = list(dict.fromkeys([*ahead[:many], "separate"])) if many else []
     found = {"federation": name, "seed": seed, "budget": seconds, "given": given}
     found["alone again"] = alone_again(job_of(name, seed, other=1000), folder / "again")
     begun = time.process_time()

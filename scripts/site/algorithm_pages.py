@@ -52,11 +52,18 @@ class Facts:
 def knobs(kind: type) -> list[tuple[str, str, str, str]]:
     """Name, type, default and meaning of each hyper-parameter; the meaning is the string below the field."""
     meanings: dict[str, str] = {}
+    named: dict[str, Any] = {}  # a type may be the name of one
     for owner in reversed(kind.__mro__):
         if owner.__module__.startswith("personafl."):
             meanings |= _documented(owner)
+            named |= vars(inspect.getmodule(owner))
     return [
-        (field.name, str(field.type), _shown(field.default), meanings.get(field.name, ""))
+        (
+            field.name,
+            str(named.get(str(field.type), field.type)),
+            _shown(field.default),
+            meanings.get(field.name, ""),
+        )
         for field in fields(kind)
         if field.init
     ]

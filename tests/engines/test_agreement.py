@@ -199,20 +199,20 @@ def test_dropout_differs_between_clients(tmp_path):
     assert not torch.equal(theta[0], theta[1])
 
 
-def test_no_step_is_spent_on_a_client_that_has_finished(tmp_path):
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])  # all steps at once, and one by one
+def test_no_step_is_spent_on_a_client_that_has_finished(tmp_path, name):
     """Gradients are computed for as many rows as clients still have steps to go."""
     local = Local(lr=0.05, batch_size=4, epochs=1)
     rows: list[int] = []
     torch.manual_seed(0)
     task = Task(MODELS["mlp"]())
     engine = StackedEngine(task, federation(), local, seed=5)
-    original = task._gradients
+    original, at_once = task._gradients, task._mlp.descend
     task._gradients = lambda params, batch, *rest: (  # type: ignore[method-assign]
         rows.append(len(batch.x)) or original(params, batch, *rest)
     )
-    runner = Runner(
-        ALGORITHMS["fedavg"](), LocalClients(engine), Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {}
-    )
+    task._mlp.descend = lambda params, x, *rest: rows.append(len(x)) or at_once(params, x, *rest)
+    runner = Runner(ALGORITHMS[name](), LocalClients(engine), Schedule(rounds=9, eval_every=0), RunFolder(tmp_path), {})
     runner.step()
     assert sum(rows) == runner.steps.sum()
     assert len(rows) == runner.steps.max()

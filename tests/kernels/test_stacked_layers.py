@@ -121,6 +121,7 @@ def test_transposed_convolutions(settings, axes):
         (nn.LayerNorm(6, bias=False), (5, 6)),
         (nn.RMSNorm(6), (5, 6)),
         (nn.GroupNorm(2, 4), (4, 32, 33)),  # from by_client.LONG numbers of a client on, one client after another
+        (nn.BatchNorm1d(4, track_running_stats=False), (4, 1050)),
         (nn.LayerNorm(64), (65, 64)),
         (nn.LayerNorm(64, bias=False), (65, 64)),
         (nn.GroupNorm(2, 4), (4, 5)),

@@ -262,7 +262,8 @@ class Trials:
             candidate.cost = cost / (clients * steps)
             # The very first time, much is prepared that later steps find: it counts only if there is no other.
             candidate.seen[clients, steps] = min(times[1:] if first and len(times) > 1 else times)
-            little = LITTLE * self.budget * (REPEATS if first and len(times) == 1 else 1)
+            # The first time of a size also takes memory from the system, of which later steps have enough.
+            little = LITTLE * self.budget * (REPEATS if len(times) == 1 else 1)
             if self.spent - begun + cost > min(little, self.budget - begun):
                 break
         return self.spent <= self.budget

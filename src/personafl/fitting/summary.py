@@ -111,7 +111,8 @@ def _sentences(
     labels: Sequence[str],
 ) -> list[str]:  # fmt: skip
     way = ending.choice.way
-    runs = sum(len(c.outcomes) for c in search.candidates)
+    tried = [c for c in search.candidates if c.outcomes]
+    runs = sum(len(c.outcomes) for c in tried)
     said = [f"Chosen on validation data: {way.sentence(labels)}."]
     if test["value"] is None:
         said.append("No client has test data, so there is no honest number: give splits with a share for test.")
@@ -133,7 +134,7 @@ def _sentences(
             f"{apart} of {len(ending.choice.weights)} clients need not join: they get the model that they train alone."
         )
     said.append(
-        f"{len(search.candidates)} candidates of {len({c.method for c in search.candidates})} methods in {runs} "
+        f"{len(tried)} candidates of {len({c.method for c in tried})} methods in {runs} "
         f"trainings, {written(spent)} of {written(budget)}."
     )
     return said

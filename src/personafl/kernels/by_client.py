@@ -23,8 +23,11 @@ from personafl.kernels.frame import NoRows as NoRows
 from personafl.kernels.linear import casts, linear
 from personafl.kernels.statistics import Moments
 
-FEW_CHANNELS, MANY_CHANNELS = 16, 32
+FEW_CHANNELS, MANY_CHANNELS = 12, 32
 """Up to so many channels windows are faster along one axis, and clients as groups faster in images."""
+
+MUCH = 2**21
+"""Multiplications of a client's batch from which on groups are faster along one axis, too."""
 
 LONG = 2**14
 """From so many numbers of a client on, one client's after another are normalized faster: they stay in the cache."""
@@ -168,20 +171,33 @@ class BatchNorm(ByClient, WeightedBatchNorm):
             mean, variance = self.running_mean.view(channelwise), self.running_var.view(channelwise)
             out = ((apart - mean) * torch.rsqrt(variance + self.eps)).flatten(0, 1)
             return _affine(out, 0, self._clients(), self.weight, self.bias, x.dim() - 2)
+        if _long(self, x) and self.frame.recorder is None and self._nothing_padded():
+            one = partial(F.batch_norm, running_mean=None, running_var=None, training=True, eps=self.eps)
+            return _normalized_one_by_one(one, apart, self.weight, self.bias)
         weight = apart.new_ones(apart.shape[:2]) if self.frame.weight is None else self.frame.weight.to(x.dtype)
         weight = weight.repeat_interleave(apart.shape[1] // weight.shape[1], 1)  # steps of a sequence may be rows too
-        share = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
-        places = x[0, 0].numel()
-        share = share.view(*share.shape, *(1,) * (apart.dim() - 2)) / places
-        over = (1, *range(3, apart.dim()))
-        mean = (apart * share).sum(over, keepdim=True)
+        share = (weight / weight.sum(1, keepdim=True).clamp(min=1e-12)).unsqueeze(2)
+        # Sums over a sample's places come first: what is left to weight are few numbers.
+        places = tuple(range(3, apart.dim()))
+        mean = (_means(apart, places) * share).sum(1).view(channelwise)
         centred = apart - mean
-        variance = (centred.square() * share).sum(over, keepdim=True)
+        variance = (_means(centred.square(), places) * share).sum(1).view(channelwise)
         if self.number is not None and self.frame.recorder is not None:
-            count = weight.sum(1) * places
+            count = weight.sum(1) * x[0, 0].numel()
             self.frame.recorder.see(Moments(self.number, count, mean.flatten(1), variance.flatten(1)))
-        out = (centred * torch.rsqrt(variance + self.eps)).flatten(0, 1)
-        return _affine(out, 0, self._clients(), self.weight, self.bias, x.dim() - 2)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is None or self.bias is None:
+            return _affine((centred * scale).flatten(0, 1), 0, len(apart), self.weight, self.bias, x.dim() - 2)
+        scale = scale * self.weight.view(channelwise)
+        return torch.addcmul(self.bias.view(channelwise), centred, scale).flatten(0, 1)
+
+    def _nothing_padded(self) -> bool:
+        weight = self.frame.weight
+        return weight is None or bool((weight.detach().numpy() == 1).all())
+
+
+def _means(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return values.mean(axes) if axes else values
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
@@ -270,15 +286,16 @@ class Convolution(ByClient, _ConvNd):
             return _one_by_one(self._conv_forward, x, self.weight, self.bias)
         if isinstance(self, nn.Conv2d) and convolution.narrow(self) and not casts(x.device):
             return convolution.convolution(self, x, self.weight, self.bias).flatten(0, 1)
-        if isinstance(self, nn.Conv1d) and self._narrow():
+        if isinstance(self, nn.Conv1d) and self._narrow(x):
             return _windows(self, x, self.weight, self.bias)
         if isinstance(self, nn.Conv1d) or self.groups > 1 or self.in_channels <= MANY_CHANNELS:
             return _grouped(self, x, self.weight, self.bias)
         return _one_by_one(self._conv_forward, x, self.weight, self.bias)
 
-    def _narrow(self) -> bool:
+    def _narrow(self, x: Tensor) -> bool:
         plain = self.groups == 1 and self.padding != "same" and self.dilation == (1,)
-        return plain and self.in_channels <= FEW_CHANNELS
+        work = x.shape[1] * x.shape[-1] * self.weight[0].numel()
+        return plain and self.in_channels <= FEW_CHANNELS and work < MUCH
 
 
 class Conv1d(Convolution, nn.Conv1d):

@@ -10,7 +10,8 @@ places). Three things make that fast:
 - Patches are made for a few clients at a time, while they fit in the processor's cache, and made again for the
   backward pass.
 
-Of many channels, the multiplications alone take the time, and torch's own convolution, client after client, is best.
+Of many channels or large images, the multiplications alone take the time, and torch's own convolution, client after
+client, is best.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ POOLINGS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _CACHE = 2**23
 _WIDE = 8
 """From this many channels on, torch's own convolution for one client after another is faster, measured on a CPU."""
+_MUCH = 2**20
+"""Of fewer channels: from so many multiplications of a client's batch on, see benchmarks/layers.py."""
 
 
 def supports(layer: nn.Module) -> bool:
@@ -88,15 +91,29 @@ def convolution(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None
     `weight` and `bias` are the layer's parameters with a leading axis K. The result is (K, B, outputs, height, width),
     in memory often with the samples as the innermost axis.
     """
-    if layer.in_channels >= _WIDE:
-        biases = bias.unbind(0) if bias is not None else [None] * len(x)
-        clients = zip(x.unbind(0), weight.unbind(0), biases, strict=True)
-        return torch.stack([F.conv2d(*own, layer.stride, layer.padding, layer.dilation) for own in clients])
     padding = (0, 0) if layer.padding == "valid" else _pair(layer.padding)
     settings = zip(x.shape[-2:], weight.shape[-2:], padding, _pair(layer.stride), _pair(layer.dilation), strict=True)
     rows, columns = (_Axis.of(*setting, 2 if pooled else 1) for setting in settings)
+    if layer.in_channels >= _WIDE or _much(x, weight, rows, columns):
+        biases = bias.unbind(0) if bias is not None else [None] * len(x)
+        clients = zip(x.unbind(0), weight.unbind(0), biases, strict=True)
+        whole = torch.stack([F.conv2d(*own, layer.stride, layer.padding, layer.dilation) for own in clients])
+        return pooling(_HALVING, whole) if pooled else whole
     out: Tensor = _Convolution.apply(x, weight, bias, rows, columns)  # type: ignore[no-untyped-call]
     return out.permute(0, 4, 1, 2, 3)
+
+
+_HALVING = nn.MaxPool2d(2)
+
+
+def _much(x: Tensor, weight: Tensor, rows: _Axis, columns: _Axis) -> bool:
+    """Whether a client's batch is so much work that torch's own convolution is faster even with few channels."""
+    if x.device.type != "cpu":
+        return False
+    work = x.shape[1] * weight[0].numel() * rows.places * rows.pool * columns.places * columns.pool
+    if rows.pool == 1:
+        return work >= _MUCH
+    return work >= 8 * _MUCH and x.shape[2] > 2  # patches of one channel are small
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,11 @@ def test_trainings_are_scored_on_validation_data_and_as_many_for_each_method(tmp
     assert one["budget"] == 3 and one["limits"] == {"local.lr": (0.01, 0.1)} and set(one["ends"]) == {"local.lr"}
 
 
+def test_a_method_with_fewer_points_than_tries_is_refused():
+    with pytest.raises(ConfigError, match="search of fedavg: 3 points for 4 tries"):
+        searching(CONFIG, {"fedavg": {}, "ditto": {}}, [0], AXES, 4)
+
+
 def test_where_every_try_fails_the_search_says_so(tmp_path):
     whole = planned({**CONFIG, "local": {**CONFIG["local"], "lr": 1e30}}, {"fedavg": {}}, [0])
     plan = SearchPlan(replace(whole, methods=()), {"fedavg": (Axis("local.momentum", (0.0, 0.5), 0.0),)}, 2)

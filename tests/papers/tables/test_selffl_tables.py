@@ -58,7 +58,7 @@ def test_trials_are_as_long_as_the_runs_they_serve_and_as_many_for_each_method(f
         trial, run = searched.plan.trial(method, 0, point).config, runs.job(method, 0).config
         assert (trial.schedule.rounds, trial.schedule.eval_every) == (run.schedule.rounds, run.schedule.eval_every)
         count = int(np.prod([len(axis.values) for axis in axes]))
-        assert count >= TRIES - 1, f"{method} can spend its tries, or has tried everything"
+        assert count >= TRIES, f"{method} can spend its tries"
         for axis in axes:
             for value in (axis.values[0], axis.values[-1]):
                 searched.plan.trial(method, 0, {**point, axis.key: value})  # limits are settings that can be run

@@ -53,7 +53,7 @@ OURS = ("FedAMP", "HeurFedAMP")
 OTHERS = tuple(row for row in ROWS.values() if row not in OURS)
 KEYS = {"BMTA": "bmta", "last round": "mean_accuracy"}
 
-ALONE = (geometric("local.lr", 0.005, 2.0, 0.1, per_decade=3),)
+ALONE = (geometric("local.lr", 0.002, 2.0, 0.1, per_decade=3),)
 RATE = geometric("local.lr", 0.003, 1.0, 0.1)
 PULL = Axis("algorithm.pull", (0, 0.003, 0.01, 0.03, 0.1, 0.3, 1), 0.1)
 STEPS = Axis("algorithm.fine_tune_steps", (5, 10, 20, 40, 80, 160, 320), 40)

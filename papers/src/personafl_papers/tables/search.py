@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -129,9 +130,16 @@ class SearchPlan:
     axes: Mapping[str, Axes]
     budget: int
 
+    def __post_init__(self) -> None:
+        for method, axes in self.axes.items():
+            if (size := prod(len(axis.values) for axis in axes)) < self.budget:
+                raise ConfigError(
+                    f"search of {method}: {size} points for {self.budget} tries: longer axes, so that all have as many"
+                )
+
     def jobs(self) -> int:
-        """How many runs there are at most."""
-        return sum(min(self.budget, _size(axes)) for axes in self.axes.values()) * len(self.plan.seeds)
+        """How many runs there are."""
+        return self.budget * len(self.axes) * len(self.plan.seeds)
 
 
 @dataclass(frozen=True)
@@ -182,10 +190,3 @@ def _wave(planned: SearchPlan, scores: Mapping[str, Mapping[Place, float]]) -> d
 
 def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
     return {axis.key: axis.values[at] for axis, at in zip(axes, place, strict=True)}
-
-
-def _size(axes: Axes) -> int:
-    size = 1
-    for axis in axes:
-        size *= len(axis.values)
-    return size

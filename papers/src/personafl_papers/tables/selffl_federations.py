@@ -53,7 +53,7 @@ LIMIT = Axis("algorithm.l_max", (5, 10, 20, 40), 40)
 AXES: dict[str, Axes] = {
     "selffl-activity": (RATE, LIMIT),
     "selffl": (RATE, LIMIT),
-    "fedavg": (geometric("local.lr", 0.002, 5.0, 0.1, per_decade=3),),
+    "fedavg": (geometric("local.lr", 0.001, 5.0, 0.1, per_decade=3),),
     "ditto": (RATE, Axis("algorithm.lam", (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10), 0.1)),
     "pfedme": (geometric("local.lr", 0.001, 0.1, 0.03), geometric("algorithm.personal_lr", 0.003, 0.1, 0.1)),
     "perfedavg": (RATE, geometric("algorithm.alpha", 0.001, 1.0, 0.03)),

@@ -43,7 +43,7 @@ CIFAR_ROWS = {
 SLOW = geometric("local.lr", 0.001, 1.0, 0.03)
 CIFAR_AXES: dict[str, Axes] = {
     **{method: (SLOW, *AXES["selffl"][1:]) for method in (*WARM, "selffl-activity", "selffl")},
-    "fedavg": (geometric("local.lr", 0.001, 2.0, 0.02, per_decade=3),),
+    "fedavg": (geometric("local.lr", 0.001, 5.0, 0.02, per_decade=3),),
     "ditto": (SLOW, *AXES["ditto"][1:]),
     "pfedme": (
         geometric("local.lr", 0.001, 0.1, 0.03), Axis("algorithm.personal_lr", (0.001, 0.003, 0.01, 0.03, 0.1), 0.01),
