@@ -84,9 +84,13 @@ MUTATIONS: list[Mutation] = [
         ("components: all alike", "several_starts(first, self.c", "several_starts(0 * first, self.c"),
     ),
     *_of(
+        "separate", "mlp",  # it has no step of its own, so all are taken there
+        ("gradient: sign flipped", "alpha=-lr", "alpha=lr"),
+        ("gradient: dropped", "alpha=-lr", "alpha=0"),
+        folder="kernels",
+    ),
+    *_of(
         "separate", "separate",
-        ("gradient: sign flipped", '"theta", grad)', '"theta", -grad(carry["theta"]))'),
-        ("gradient: dropped", '"theta", grad)', '"theta", 0 * grad(carry["theta"]))'),
         ("model: frozen", 'return {"theta": carry["theta"]}, {}', 'return {"theta": own["theta"]}, {}'),
     ),
     *_of(
