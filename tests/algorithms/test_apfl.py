@@ -146,7 +146,7 @@ def test_alpha_zero_is_the_global_model_of_fedavg_with_equal_weights(tmp_path):
     np.testing.assert_array_equal(personal(runner), np.tile(w, (4, 1)))
 
 
-def test_alpha_one_is_separate(tmp_path):
+def test_alpha_one_is_separate(tmp_path, step_by_step):
     problem = quadratics()
     for rounds in (1, 3):
         alone = personal(train(problem, Separate(), tmp_path, rounds, LR, STEPS))
@@ -154,7 +154,7 @@ def test_alpha_one_is_separate(tmp_path):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_the_global_model_is_that_of_fedavg_with_equal_weights_whatever_alpha(tmp_path, alpha):
+def test_the_global_model_is_that_of_fedavg_with_equal_weights_whatever_alpha(tmp_path, alpha, step_by_step):
     problem = quadratics()
     w = server(train(problem, FedAvg("equal"), tmp_path, 3, LR, STEPS, activity=0.5))
     runner = train(problem, APFL(alpha, adaptive=True), tmp_path, 3, LR, STEPS, activity=0.5)

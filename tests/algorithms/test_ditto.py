@@ -61,7 +61,7 @@ def test_with_partial_participation_v_starts_from_the_first_w_received(tmp_path)
 
 @pytest.mark.parametrize("activity", [1.0, 0.5])
 @pytest.mark.parametrize("weights", ["samples", "equal"])
-def test_the_global_model_is_that_of_fedavg_bit_for_bit(tmp_path, weights, activity):
+def test_the_global_model_is_that_of_fedavg_bit_for_bit(tmp_path, weights, activity, step_by_step):
     problem = quadratics()
     one = server(train(problem, Ditto(LAM, weights), tmp_path, 3, LR, STEPS, activity=activity))
     other = server(train(problem, FedAvg(weights), tmp_path, 3, LR, STEPS, activity=activity))
@@ -81,7 +81,7 @@ def test_v_solves_the_regularized_problem_at_the_fixed_point(tmp_path, weights):
     assert np.abs(exact - w).max() > 0.1 and np.abs(exact - problem.z).max() > 0.1
 
 
-def test_without_lambda_it_is_separate_bit_for_bit(tmp_path):
+def test_without_lambda_it_is_separate_bit_for_bit(tmp_path, step_by_step):
     problem = quadratics()
     alone = personal(train(problem, Separate(), tmp_path, 3, LR, STEPS))
     np.testing.assert_array_equal(personal(train(problem, Ditto(0.0), tmp_path, 3, LR, STEPS)), alone)

@@ -80,7 +80,7 @@ def test_in_its_second_round_it_finds_the_best_mixture(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4, "clients": 6, "activity": 0.5}])
-def test_with_range_0_it_is_fedavg_bit_for_bit(tmp_path, options):
+def test_with_range_0_it_is_fedavg_bit_for_bit(tmp_path, options, step_by_step):
     one, two = (trained(a, tmp_path / a.name, rounds=4, **options) for a in (FedALA(layers=0), FedAvg()))
     assert one.server["theta"].equal(two.server["theta"])
     np.testing.assert_array_equal(personal(one), personal(two))

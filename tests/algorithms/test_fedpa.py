@@ -85,7 +85,7 @@ def test_every_round_equals_the_algorithm_by_hand(tmp_path, samples, steps, wind
     np.testing.assert_allclose(server(runner), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_during_burn_in_it_is_fedavgm(tmp_path):
+def test_during_burn_in_it_is_fedavgm(tmp_path, step_by_step):
     problem = quadratics()
     momentum = train(problem, FedAvgM(), tmp_path / "a", 3, LR, STEPS, START, activity=0.5)
     burning = train(problem, FedPA(burn_in_rounds=3), tmp_path / "b", 3, LR, STEPS, START, activity=0.5)

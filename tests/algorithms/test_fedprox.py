@@ -37,7 +37,7 @@ def test_many_steps_solve_the_proximal_problem(tmp_path):
     np.testing.assert_allclose(personal(runner), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_without_the_proximal_term_it_is_fedavg(tmp_path):
+def test_without_the_proximal_term_it_is_fedavg(tmp_path, step_by_step):
     problem = quadratics()
     one = server(train(problem, FedProx(mu=0.0), tmp_path, rounds=3))
     np.testing.assert_array_equal(one, server(train(problem, FedAvg(), tmp_path, rounds=3)))

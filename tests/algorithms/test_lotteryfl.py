@@ -84,7 +84,7 @@ def test_it_is_the_papers_algorithm_in_plain_torch(tmp_path, weights, engine):
 
 
 @pytest.mark.parametrize("never", [{"threshold": 1.0}, {"target": 0.0}])
-def test_without_pruning_it_is_fedavg_bit_for_bit(tmp_path, never):
+def test_without_pruning_it_is_fedavg_bit_for_bit(tmp_path, never, step_by_step):
     options = {"batch_size": 4, "clients": 6, "activity": 0.5}
     one, two = (trained(a, tmp_path / a.name, **options) for a in (LotteryFL(**never), FedAvg()))
     assert one.server["theta"].equal(two.server["theta"])

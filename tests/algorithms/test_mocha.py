@@ -76,7 +76,7 @@ def test_both_end_where_neither_can_do_better(tmp_path):
     assert same > 0.3 > 0 > omega[0, 1]
 
 
-def test_without_lambda_it_is_training_alone_bit_for_bit(tmp_path):
+def test_without_lambda_it_is_training_alone_bit_for_bit(tmp_path, step_by_step):
     problem = quadratics()
     ours = personal(train(problem, MOCHA(lam1=0.0), tmp_path / "a", 3, LR, STEPS))
     np.testing.assert_array_equal(ours, personal(train(problem, Separate(), tmp_path / "b", 3, LR, STEPS)))

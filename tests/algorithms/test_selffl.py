@@ -48,7 +48,7 @@ def test_each_component_alone(tmp_path, used):
 
 
 @pytest.mark.parametrize("activity", [1.0, 0.5])
-def test_with_all_components_off_it_is_fedavg(tmp_path, activity):
+def test_with_all_components_off_it_is_fedavg(tmp_path, activity, step_by_step):
     off = SelfFL(smoothing=1.0, use_init=False, use_steps=False, use_weights=False)
     ours, plain = (
         train(quadratics(6), a, tmp_path, 5, LR, STEPS, activity=activity) for a in (off, FedAvg(weights="equal"))
@@ -57,7 +57,7 @@ def test_with_all_components_off_it_is_fedavg(tmp_path, activity):
     np.testing.assert_array_equal(personal(ours), personal(plain))
 
 
-def test_warm_rounds_are_fedavg_and_then_counts_start_at_0(tmp_path):
+def test_warm_rounds_are_fedavg_and_then_counts_start_at_0(tmp_path, step_by_step):
     warm, plain = (
         train(quadratics(8), a, tmp_path, 0, LR, STEPS, activity=0.4) for a in (SelfFL(warm_rounds=3), FedAvg())
     )

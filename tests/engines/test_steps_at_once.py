@@ -51,7 +51,16 @@ def test_the_same_as_step_by_step(network, local):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0}, {"optimizer": "adam"}]
+    "setting",
+    [
+        {"momentum": 0.5},
+        {"weight_decay": 0.1},
+        {"clip_norm": 1.0},
+        {"optimizer": "adam"},
+        {"groups": {"*.bias": 0.5}},
+        {"schedule": "cosine", "schedule_over": "steps"},
+        {"warmup": 2, "schedule_over": "steps"},
+    ],
 )
 def test_settings_that_are_more_than_sgd(setting):
     local = Local(lr=0.1, batch_size=4, steps=3, **setting)

@@ -131,9 +131,9 @@ class StackedEngine(Engine):
         return done, gradients
 
     def _only_descends(self, work: Work) -> bool:
-        """Whether a step is SGD on θ and nothing else, for networks that take many such steps at once."""
+        """Whether a step is SGD on θ at one rate and nothing else, for networks that take many such steps at once."""
         plain = type(work.program).step is Program.step and batches_per_step(work.program) == 1
-        plain = plain and self.local.plain and not self.local.groups and self.task.per_sample is None
+        plain = plain and self.local.plain and self.local.beyond() is None and self.task.per_sample is None
         return plain and self.task.takes_steps_at_once(self.federation.x)
 
     def _data(self, batch: Batch, name: str, row: Tensor, fields: State) -> ClientData:

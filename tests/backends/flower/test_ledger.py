@@ -34,7 +34,18 @@ def test_every_answer_is_a_line_that_only_its_owner_can_read(tmp_path):
     ledger = filled(tmp_path)
     lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
-    assert lines[0].keys() == {"time", "run", "round", "what", "algorithm", "clip", "noise", "delta", "digest"}
+    assert lines[0].keys() == {
+        "time",
+        "run",
+        "round",
+        "what",
+        "algorithm",
+        "clip",
+        "noise",
+        "delta",
+        "batches",
+        "digest",
+    }
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in (ledger.path, ledger.head))
     assert [entry.round for entry in ledger.entries()] == [1, 2, 3, 4]
     assert not Ledger(tmp_path / "new", "ann").entries() and not (tmp_path / "new").exists()
