@@ -76,7 +76,8 @@ def jobs(table: str, part: str) -> dict[str, str]:
     return {m: repr(plan.job(m, 0).config) for plan in plans for m in plan.methods}
 
 
-def test_figures_and_table_1_share_their_runs():
+def test_figures_and_table_1_share_their_runs(monkeypatch):
+    monkeypatch.setattr("personafl_papers.tables.selffl_federations.available", lambda source: True)
     for federation, figure1, figure3 in (
         ("mnist", "selffl-fig1", "selffl-fig3"),
         ("femnist", "selffl-fig1-femnist", "selffl-fig3-femnist"),
