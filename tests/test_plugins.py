@@ -1,5 +1,6 @@
 """Facts about plug-ins: what an installed package names is there by name, and what strangers name is never imported."""
 
+import importlib
 import json
 import os
 import re
@@ -383,3 +384,21 @@ def test_names_of_packages_are_looked_up_when_asked_for(here):
     assert {"mine", "broken", "twin"} <= set(found) and len(found) == len(list(found))
     assert "orchard" not in sys.modules
     assert found.name_of(found["mine"]) == "mine"
+
+
+@pytest.mark.parametrize(
+    "module, old, new",
+    [
+        ("personafl", "Apfl", "APFL"),
+        ("personafl.algorithms", "HeurFedAmp", "HeurFedAMP"),
+        ("personafl.data", "Mnist", "MNIST"),
+        ("personafl.data.partitions", "Iid", "IID"),
+        ("personafl.models", "Mlp", "MLP"),
+    ],
+)
+def test_old_spellings_are_known_and_warn(module, old, new):
+    module = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError, match="Nobody"):
+        getattr(module, "Nobody")  # noqa: B009

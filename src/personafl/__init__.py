@@ -133,9 +133,19 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME:
         found = getattr(import_module(_HOME[name]), name)
     else:
-        raise AttributeError(f"module 'personafl' has no attribute {name!r}")
+        return _old_spelling(name)
     globals()[name] = found
     return found
+
+
+def _old_spelling(name: str) -> Any:
+    """Classes as an earlier version spelled them: `Apfl`, `FedAmp`, …"""
+    if name.startswith("_"):
+        raise AttributeError(f"module 'personafl' has no attribute {name!r}")
+    algorithms = import_module("personafl.algorithms")
+    if name not in algorithms.OLD_SPELLINGS:
+        raise AttributeError(f"module 'personafl' has no attribute {name!r}")
+    return getattr(algorithms, name)
 
 
 def __dir__() -> list[str]:

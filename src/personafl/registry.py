@@ -13,7 +13,9 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any, cast
@@ -313,3 +315,16 @@ def suggestion(word: str, known: Sequence[str], prefix: str = "") -> str:
     """The nearest known word, for the end of a sentence; empty where none is near."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" (did you mean {prefix + near[0]!r}?)" if near else ""
+
+
+def old_spellings(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__` that still knows its classes by the spelling of an earlier version."""
+
+    def getattr_(name: str) -> Any:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new = renamed[name]
+        warnings.warn(f"{module}.{name} is now {new}; the old spelling goes", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], new)
+
+    return getattr_

@@ -55,7 +55,7 @@ from personafl.algorithms.scaffold import SCAFFOLD
 from personafl.algorithms.selffl import SelfFL
 from personafl.algorithms.selffl_aug import SelfFLAug
 from personafl.algorithms.separate import Separate
-from personafl.registry import Registry
+from personafl.registry import Registry, old_spellings
 
 ALGORITHMS = Registry(
     "algorithm",
@@ -169,3 +169,6 @@ __all__ = [
     "Uplink",
     "Uploads",
 ]
+
+OLD_SPELLINGS = {"Apfl": "APFL", "FedAmp": "FedAMP", "HeurFedAmp": "HeurFedAMP", "Scaffold": "SCAFFOLD"}
+__getattr__ = old_spellings(__name__, OLD_SPELLINGS)

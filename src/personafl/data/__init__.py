@@ -16,6 +16,7 @@ from personafl.data.partitions import (
     PowerLaw,
 )  # fmt: skip
 from personafl.data.sources import EMNIST, FEMNIST, FMNIST, MNIST, SOURCES, Digits, Files
+from personafl.registry import old_spellings
 
 __all__ = [
     "EMNIST", "FEMNIST", "FMNIST", "IID", "MNIST", "PARTITIONS", "SOURCES", "Assignment", "Digits", "Dirichlet",
@@ -23,11 +24,13 @@ __all__ = [
     "build",
 ]  # fmt: skip
 
+_old_spelling = old_spellings(__name__, {"Emnist": "EMNIST", "Fmnist": "FMNIST", "Iid": "IID", "Mnist": "MNIST"})
+
 
 def __getattr__(name: str) -> Any:
-    """CIFAR as before it moved to the package personafl-papers."""
+    """CIFAR as before it moved to the package personafl-papers, and old spellings."""
     if name not in ("CIFAR10", "CIFAR100"):
-        raise AttributeError(f"module 'personafl.data' has no attribute {name!r}")
+        return _old_spelling(name)
     if name.lower() not in SOURCES:
         raise AttributeError(f"personafl.data.{name} is now in the package personafl-papers, which is not installed")
     return SOURCES[name.lower()]

@@ -20,7 +20,7 @@ from personafl.models.linear import MCLR, MLP, LinearModel
 from personafl.models.lora import LoRA
 from personafl.models.lstm import LSTMModel
 from personafl.plugins import why
-from personafl.registry import Registry
+from personafl.registry import Registry, old_spellings
 from personafl.streams import stream_key
 
 __all__ = [
@@ -40,6 +40,10 @@ __all__ = [
 
 _OWN = [MCLR, MLP, CNN, FemnistCNN, LSTMModel, LinearModel, LoRA]
 MODELS = Registry("model", "personafl.models", _OWN, needs=("build",))
+
+__getattr__ = old_spellings(
+    __name__, {"Cnn": "CNN", "FemnistCnn": "FemnistCNN", "LstmModel": "LSTMModel", "Mclr": "MCLR", "Mlp": "MLP"}
+)
 
 
 def initialize(model: Model, shape: Shape, outputs: int, seed: int, constants: Mapping[str, Tensor] = {}) -> nn.Module:

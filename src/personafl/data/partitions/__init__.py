@@ -12,7 +12,7 @@ from personafl.data.partitions.natural import Natural
 from personafl.data.partitions.pathological import Pathological
 from personafl.data.partitions.powerlaw import PowerLaw
 from personafl.federation.partition import Assignment, Indices, Partition
-from personafl.registry import Registry
+from personafl.registry import Registry, old_spellings
 
 PARTITIONS = Registry(
     "partition",
@@ -25,3 +25,5 @@ __all__ = [
     "IID", "PARTITIONS", "Assignment", "Dirichlet", "Indices", "Lognormal", "Natural", "Partition", "Pathological",
     "PowerLaw",
 ]  # fmt: skip
+
+__getattr__ = old_spellings(__name__, {"Iid": "IID"})
