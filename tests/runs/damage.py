@@ -40,7 +40,7 @@ def damage(folder: Path, rng: random.Random) -> str:
     way = rng.choice([w for w in ways for _ in range(4 if w in (_in_structure,) else 1)])
     said = way(path, rng, files)
     if rng.random() < 0.8:
-        _forget_checksums(folder)
+        forget_checksums(folder)
     return f"{path.relative_to(folder)}: {way.__name__} {said}"
 
 
@@ -203,7 +203,7 @@ def _in_tensors(path: Path, rng: random.Random, files: list[Path]) -> str:
     return f"{name} {what}"
 
 
-def _forget_checksums(folder: Path) -> None:
+def forget_checksums(folder: Path) -> None:
     """As a stranger would: no checksum stands in the way of what was changed. What is no file is not waited for."""
     try:
         if not (folder / "run.toml").is_file() or (folder / "run.toml").stat().st_size > LONG:

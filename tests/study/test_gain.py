@@ -1,7 +1,10 @@
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -16,6 +19,9 @@ from personafl.study.gain import ALONE, GIVES, PROFITS, UNKNOWN, gains, plot, se
 from personafl.study.gain_check import check, run_alone, words
 from personafl_papers import theory
 from personafl_papers.data.gaussian import Gaussian
+from tests.runs.damage import forget_checksums
+
+OLD_RUN = Path(__file__).parents[1] / "fixtures" / "old_runs" / "selffl"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +74,17 @@ def test_a_run_without_uncertainty_has_no_gain(tmp_path):
     other = pf.train(federation, nn.Linear(1, 1, bias=False), rounds=1, out=tmp_path / "run", progress=False)
     with pytest.raises(RunError, match="fedavg, which does not estimate GAIN"):
         gains(other)
+
+
+@pytest.mark.parametrize("column", ["weight", "sigma2", "steps"])
+def test_a_table_that_lacks_a_column_is_named_with_it(tmp_path, column):
+    folder = tmp_path / "run"
+    shutil.copytree(OLD_RUN, folder)
+    table = pq.read_table(folder / "clients.parquet")
+    pq.write_table(table.drop_columns([column]), folder / "clients.parquet")
+    forget_checksums(folder)
+    with pytest.raises(RunError, match=f"clients.parquet: column '{column}' is missing"):
+        gains(pf.load_run(folder))
 
 
 def test_a_plot_without_any_known_client_is_still_a_plot(tmp_path):

@@ -49,6 +49,9 @@ def gains(run: Run, threshold: float = 1.1) -> Gains:
     if "gain" not in table.column_names:
         name = run.manifest["algorithm"]["name"]
         raise RunError(f"{run.path} was trained by {name}, which does not estimate GAIN: train with selffl")
+    for column in ("weight", "sigma2", "steps"):
+        if column not in table.column_names:
+            raise RunError(f"{run.path / 'clients.parquet'}: column {column!r} is missing beside 'gain'")
 
     gain, weight = floats(table, "gain"), floats(table, "weight")
     known = np.isfinite(gain)
