@@ -77,8 +77,8 @@ def test_products_and_calls_of_layers_are_counted():
         assert (found.products, found.calls) == (products, calls), model
 
 
-def left(shapes):
-    return [name for name in TWO_CORES if shapes.untimed(*name) is None]
+def left(shapes, most=2):
+    return [name for name in TWO_CORES if shapes.untimed(*name, most) is None]
 
 
 def test_many_clients_of_a_small_model_are_stacked_without_a_trial():
@@ -86,10 +86,16 @@ def test_many_clients_of_a_small_model_are_stacked_without_a_trial():
 
 
 def test_what_shapes_cannot_separate_is_timed():
-    sensors = Shapes(534e6, 9, 30, 100, True)  # a step of 27 ms of arithmetic
-    assert left(sensors) == [("loop", 1), ("stacked", 1), ("threaded", 2)]
+    few = Shapes(534e6, 9, 3, 100, True)  # a client's step has 27 ms of arithmetic, but one thread would get one client
+    assert left(few) == [("loop", 1), ("stacked", 1), ("threaded", 2), ("stacked", 2)]
     logistic = Shapes(470_000, 1, 100, 10_000, True)  # the loop is far behind, but threads may do good
     assert left(logistic) == [("stacked", 1), ("threaded", 2), ("stacked", 2)]
+
+
+def test_threads_share_many_clients_of_long_steps_without_a_trial():
+    sensors = Shapes(534e6, 9, 30, 100, True)
+    assert left(sensors) == [("threaded", 2)]
+    assert left(sensors, most=1)[:2] == [("loop", 1), ("stacked", 1)], "one core has to try"
 
 
 def test_nothing_is_predicted_of_a_model_that_may_not_stack():

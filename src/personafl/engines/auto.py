@@ -23,7 +23,7 @@ from personafl.settings import EngineSettings, Local
 from personafl.storage.cache import keep_note, note
 from personafl.version import __version__
 
-VERSION = 1
+VERSION = 2
 """Of what is remembered; to be raised when engines are chosen in another way."""
 
 
@@ -116,7 +116,9 @@ def _untimed(run: RunSteps, shapes: Shapes, name: Name) -> str | None:
     engine, threads = name
     if run.settings.device != "cpu":  # what is predicted was measured on processors
         return None
-    return shapes.untimed(engine, threads if run.settings.threads is None else 1)
+    if run.settings.threads is not None:
+        return shapes.untimed(engine, 1)
+    return shapes.untimed(engine, threads, max((k for name, k in run.names if name == "threaded"), default=1))
 
 
 def _too_short(run: RunSteps, shapes: Shapes, names: list[Name]) -> str:

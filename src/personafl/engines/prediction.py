@@ -18,8 +18,9 @@ SHARED = 2e-3
 """Seconds of arithmetic in a step of all clients from which on several threads may be faster than one."""
 
 
-WHOLE_CLIENTS = 1e-3
-"""Seconds of arithmetic in one client's step from which on threads take whole clients rather than parts of layers."""
+WHOLE_CLIENTS = 5e-4
+"""Seconds of arithmetic in one client's step from which on each thread takes clients of its own: benchmark jobs with
+more took .63 to .70 times as long as on one thread, and as long as with shared layers or less."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Shapes:
     'a step is too short to be shared among threads'
     >>> mlp.untimed("stacked", 1) is None
     True
+    >>> cnn = Shapes(flops=39_000_000, calls=12, clients=20, fit=300, stacks=True)
+    >>> cnn.untimed("stacked", 1, most=2)
+    'threads share clients'
     """
 
     flops: float
@@ -76,21 +80,23 @@ class Shapes:
         """Clients that are computed at once."""
         return max(1, min(self.clients, self.fit))
 
-    def untimed(self, engine: str, threads: int) -> str | None:
-        """Why an engine need not be timed, or None where only time can tell."""
+    def untimed(self, engine: str, threads: int, most: int = 1) -> str | None:
+        """Why an engine need not be timed, or None where only time can tell; `most` threads are there for clients."""
         if engine != "loop" and self.together == 1:
             return "one client at a time, as the loop does"
         if threads > 1 and self.together * self.arithmetic < SHARED:
             return "a step is too short to be shared among threads"
-        if engine != "threaded" and threads > 1 and self._whole_clients(engine, threads):
+        if engine != "threaded" and self._whole_clients(most):
+            return "threads share clients"
+        if engine == "loop" and threads > 1 and self.stacks and self.together > 1:
             return "threads share clients rather than layers"
         if engine == "loop" and self.stacks and self.loop > CERTAIN * self.stacked:
             return f"predicted to take {self.loop / self.stacked:.0f} times as long as stacked"
         return None
 
-    def _whole_clients(self, engine: str, threads: int) -> bool:
-        enough = engine == "loop" or (self.together >= 2 * threads and self.arithmetic >= WHOLE_CLIENTS)
-        return bool(self.stacks) and self.together > 1 and enough
+    def _whole_clients(self, threads: int) -> bool:
+        enough = self.together >= 2 * threads and self.arithmetic >= WHOLE_CLIENTS
+        return bool(self.stacks) and threads > 1 and enough
 
     def best(self, candidates: list[tuple[str, int]]) -> tuple[str, int]:
         """Who is taken of (engine, threads) where there is no time to try: what shares clients among cores, if any."""
