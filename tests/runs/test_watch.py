@@ -188,6 +188,13 @@ def test_only_what_is_new_is_read(tmp_path):
     assert lines.new() == (True, [{"round": 1}, {"round": 2}])
 
 
+def test_a_file_that_is_a_link_to_itself_is_named(tmp_path):
+    path = tmp_path / "timings.jsonl"
+    path.symlink_to(path)
+    with pytest.raises(RunError, match=r"timings.jsonl cannot be read: .*symbolic links"):
+        Lines(path, dict[str, float]).new()
+
+
 def test_rounds_that_a_resumed_run_makes_again_are_told_again(tmp_path):
     folder = write_rounds(tmp_path / "run", (1, 2, 3))
     run = look(tmp_path / "run")
