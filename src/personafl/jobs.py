@@ -281,7 +281,7 @@ def run_job(job: Job, out: str | Path | None, resume: bool = False, listeners: S
                 "not meant"
             )
         if choice.engine == begun.get("engine"):
-            resolved["engine_reason"] = begun["engine_reason"]
+            resolved["engine_reason"] = begun.get("engine_reason", choice.reason)
         origin = Origin(job.tables, resolved, _constants(job.federation), frozen)
         with closing(clients):
             run_rounds(folder, clients, job.algorithm, job.schedule, origin, listeners, job.robust)

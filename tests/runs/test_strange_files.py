@@ -26,7 +26,7 @@ from personafl.report.data import _made
 from personafl.report.runs import find_runs
 from personafl.runs.export import export, file_name
 from personafl.storage.unpacked import VARIABLE
-from tests.runs.damage import copied
+from tests.runs.damage import copied, forget_checksums
 from tests.runs.test_strangers_folders import OLD, SETTINGS, federation
 
 
@@ -46,6 +46,24 @@ def change(folder, how):
 
 def report(folder):
     return _made(find_runs([folder]))
+
+
+def test_a_table_that_has_a_column_twice_is_named_by_whoever_resumes(tmp_path):
+    out = tmp_path / "run"
+    train_config(parse({**SETTINGS, "algorithm": "fedavg"}), out, federation=federation())
+    table = pq.read_table(out / "clients.parquet")
+    pq.write_table(table.append_column("n_test", table.column("n_test")), out / "clients.parquet")
+    forget_checksums(out)
+    with pytest.raises(RunError, match=r"clients.parquet cannot be read: it has the column 'n_test' twice"):
+        train_config(parse({**SETTINGS, "algorithm": "fedavg", "rounds": 3}), out, True, federation=federation())
+
+
+def test_a_run_that_forgot_why_it_took_its_engine_goes_on(tmp_path):
+    config, out = parse({**SETTINGS, "algorithm": "fedavg"}), tmp_path / "run"
+    whole = train_config(config, out, federation=federation())
+    change(out, lambda manifest: manifest["resolved"].pop("engine_reason"))
+    again = train_config(config, out, True, federation=federation())
+    assert again.score == whole.score
 
 
 @pytest.mark.parametrize(

@@ -311,8 +311,11 @@ def check_predictions(table: pa.Table) -> None:
 
 
 def _check_columns(table: pa.Table, needed: tuple[str, ...], texts: tuple[str, ...]) -> None:
-    if lacking := [name for name in needed if name not in table.column_names]:
+    names = table.column_names
+    if lacking := [name for name in needed if name not in names]:
         raise ValueError(f"it lacks the column {lacking[0]!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has the column {next(name for name in names if names.count(name) > 1)!r} twice")
     for field in table.schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if field.name in texts:
