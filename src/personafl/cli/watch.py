@@ -123,7 +123,7 @@ def _one(run: WatchedRun) -> RenderableType:
     head = Text.assemble((str(run.path), "bold"), "  ", (run.state, STYLES[run.state]))
     if not run.manifest:
         return head
-    about = f"{run.manifest['algorithm']['name']} on {run.manifest['data'].get('name', 'own data')}, "
+    about = f"{run.manifest['algorithm']['name']} on {run.manifest.get('data', {}).get('name', 'own data')}, "
     about += f"{run.manifest['resolved']['clients']:,} clients"
     facts = Table.grid(padding=(0, 2))
     facts.add_row("round", f"{run.round:,} of {run.rounds:,}", ProgressBar(run.rounds, run.round, width=24))
