@@ -183,3 +183,25 @@ def test_what_is_saved_is_json_and_safetensors(folder):
         content = path.read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         assert header["server.theta"]["dtype"] == "F32"
+
+
+def with_server(**tensors):
+    return Checkpoint(2, {"theta0": torch.zeros(4), **{f"server.{k}": v for k, v in tensors.items()}}, {})
+
+
+def test_a_list_of_clusters_may_have_grown():
+    like = {"models": torch.zeros(1, 4), "part": torch.zeros(0)}
+    found = checkpoint.server_state(with_server(models=torch.ones(3, 4), part=torch.ones(2)), torch.zeros(4), like)
+    assert found["models"].shape == (3, 4) and found["part"].shape == (2,)
+
+
+@pytest.mark.parametrize("shape", [(3,), (5,), (0,), (), (1, 4), (4, 1)])
+def test_parameters_of_another_number_are_of_another_model(shape):
+    with pytest.raises(RunError, match=r"its server.theta is float32 \(.*\), expected float32 \(4,\)"):
+        checkpoint.server_state(with_server(theta=torch.zeros(shape)), torch.zeros(4), {"theta": torch.zeros(4)})
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 4), (4,)])
+def test_a_list_of_clusters_has_models_of_the_same_size_and_at_least_one(shape):
+    with pytest.raises(RunError, match=r"expected float32 \(1, 4\)"):
+        checkpoint.server_state(with_server(models=torch.zeros(shape)), torch.zeros(4), {"models": torch.zeros(1, 4)})

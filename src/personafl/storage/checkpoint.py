@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from personafl.errors import RunError
@@ -71,17 +72,25 @@ def save(
 
 
 def server_state(found: Checkpoint, theta0: Tensor, like: State) -> State:
-    """What the server keeps, if it has all of `like`, with its types and shapes; some of it may grow by rows."""
+    """What the server keeps, if it has all of `like`, with its types and shapes.
+
+    What begins with no row or with one may have more: CFL's list of clusters grows.
+    """
     wanted = {"theta0": theta0, **{f"server.{name}": value for name, value in like.items()}}
     for name, want in wanted.items():
         have = found.tensors.get(name)
-        if have is None or (have.dtype, have.dim(), have.shape[1:]) != (want.dtype, want.dim(), want.shape[1:]):
+        if have is None or have.dtype != want.dtype or not _grown(have.shape, want.shape):
             raise RunError(
                 f"the checkpoint of round {found.round} is of another model or algorithm: its {name} is "
                 f"{'missing' if have is None else _described(have)}, expected {_described(want)}"
             )
     server = {name: value for name, value in found.tensors.items() if name.startswith("server.")}
     return {name.removeprefix("server."): value for name, value in server.items()}
+
+
+def _grown(have: torch.Size, want: torch.Size) -> bool:
+    more = len(have) == len(want) > 0 and want[0] <= 1 and have[0] >= want[0]
+    return have[1:] == want[1:] if more else have == want
 
 
 def _described(tensor: Tensor) -> str:
