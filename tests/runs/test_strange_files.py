@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import personafl as pf
 from personafl.cli import _out_of_memory, app
+from personafl.cli.watch import _one
 from personafl.config import parse
 from personafl.errors import DataError, RunError
 from personafl.federation.npz import read_npz
@@ -25,9 +26,10 @@ from personafl.jobs import train_config
 from personafl.report.data import _made
 from personafl.report.runs import find_runs
 from personafl.runs.export import export, file_name
+from personafl.runs.watch import Watch
 from personafl.storage.unpacked import VARIABLE
 from tests.runs.damage import copied, forget_checksums
-from tests.runs.test_strangers_folders import OLD, SETTINGS, federation
+from tests.runs.test_strangers_folders import OLD, SETTINGS, Cut, Stop, federation
 
 
 @pytest.fixture
@@ -64,6 +66,24 @@ def test_a_run_that_forgot_why_it_took_its_engine_goes_on(tmp_path):
     change(out, lambda manifest: manifest["resolved"].pop("engine_reason"))
     again = train_config(config, out, True, federation=federation())
     assert again.score == whole.score
+
+
+def test_an_evaluation_that_is_a_link_to_nothing_is_named(tmp_path):
+    """The run was cut before its last evaluation was merged."""
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train_config(parse({**SETTINGS, "algorithm": "fedavg"}), folder, False, [Cut()], federation())
+    part = folder / "clients.parts" / "round-000002.parquet"
+    part.unlink()
+    part.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"round-000002.parquet cannot be read: it is not there"):
+        pf.load_run(folder).clients()
+
+
+def test_a_run_without_data_in_its_run_toml_is_watched(old):
+    change(old, lambda manifest: manifest.pop("data"))
+    watch = Watch([old])
+    assert [str(_one(run)) for run in watch.look()]
 
 
 @pytest.mark.parametrize(

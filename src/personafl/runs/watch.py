@@ -18,7 +18,7 @@ import numpy as np
 from personafl.errors import RunError
 from personafl.metrics.measures import LOSS, Measure, measures_in, ranking
 from personafl.storage.folder import RunFolder
-from personafl.storage.reading import content, existing, read_lines
+from personafl.storage.reading import content, problems, read_lines
 from personafl.storage.schemas import Round, Timing
 
 RunState = Literal["starting", "going on", "stopped", "finished"]
@@ -178,7 +178,8 @@ class Lines:
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the file was begun again since the last time, and the records that are new then."""
         try:
-            about = existing(self.path).stat()
+            with problems(self.path):
+                about = self.path.stat()
             again = about.st_ino != self._file or about.st_size < self._at
             self._at, self._file = 0 if again else self._at, about.st_ino
             text = content(self.path, start=self._at)

@@ -48,8 +48,11 @@ def content(path: Path, most: int = MOST_JSON, start: int = 0) -> bytes:
 
 def existing(path: Path) -> Path:
     """The path of a file that others will open: one that is there, and no pipe, device or folder."""
-    with problems(path):
-        _check_file(path, path.stat())
+    try:
+        with problems(path):
+            _check_file(path, path.stat())
+    except FileNotFoundError:
+        raise RunError(f"{path} cannot be read: it is not there") from None
     return path
 
 
