@@ -26,15 +26,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from fit_quality_tables import tables
+import torch
+from fit_quality_tables import by_validation, tables
 
 from personafl.algorithms import Separate
 from personafl.config import parse
 from personafl.data.readers import find
+from personafl.engines import make_engine
+from personafl.engines.measuring import measure_outputs
 from personafl.federation import Federation
 from personafl.fitting import budget as budgets
 from personafl.fitting.candidates import PORTFOLIO, Candidate, Portfolio
+from personafl.fitting.finalists import labels, outputs_of, owners, theta_of
 from personafl.fitting.fit import fit_job
+from personafl.fitting.mixture import mixed_outputs
 from personafl.fitting.result import Fit
 from personafl.fitting.search import Attempt, Search
 from personafl.fitting.training import Trainer
@@ -111,8 +116,8 @@ def test_of(trainer: Trainer, candidate: Candidate) -> dict:
     known = [o for o in candidate.outcomes.values() if not o.why]
     outcome = max(known, key=lambda o: o.best)
     who = "personal" if not outcome.global_score > outcome.score else "global"
-    return {**measured(trainer.run_of(candidate, outcome), who), "val": outcome.best, "settings": candidate.settings,
-            "rounds": outcome.rounds}  # fmt: skip
+    return {**measured(trainer.run_of(candidate, outcome), who), "val": outcome.best, "method": candidate.method,
+            "settings": candidate.settings, "rounds": outcome.rounds, "who": who}  # fmt: skip
 
 
 def measured(run, who: str) -> dict:
@@ -144,6 +149,35 @@ def as_given(trainer: Trainer, methods: Sequence[str] = PORTFOLIO) -> dict[str, 
 def alone_again(job: Job, folder: Path) -> dict:
     """Training alone as given, with other initial weights and other batches: no better and no worse than alone."""
     return as_given(Trainer(job, folder, Portfolio(None, job.local)), ["separate"])["separate"]
+
+
+def before_refit(fitted: Fit, job: Job) -> dict:
+    """What the models of the search would have been worth with the weights that were chosen: no last training."""
+    models = [{**model, "folder": model["searched"]} for model in fitted.summary["finalists"]]
+    engine, _ = make_engine(ENGINE, job.task, job.federation, job.local, job.seed)
+    fitted.summary, summary = {**fitted.summary, "finalists": models}, fitted.summary
+    outputs = []
+    for place, model in enumerate(models):
+        run = fitted.finalist(place)
+        theirs = (
+            engine if run.task is job.task else make_engine(ENGINE, run.task, job.federation, job.local, job.seed)[0]
+        )
+        outputs.append(outputs_of(theirs, theta_of(run, model["who"], job.federation.ids), "test"))
+    fitted.summary = summary
+    mixed = mixed_outputs(job.task.kind, torch.stack(outputs), fitted.weights[owners(engine, "test")])
+    n, measure = job.federation.sizes("test"), job.task.kind.primary
+    columns = measure_outputs(engine, mixed, labels(engine, "test"), n)
+    values = columns["correct"] / np.maximum(n, 1) if measure.name == "accuracy" else columns[measure.name]
+    values = np.where(n > 0, values, np.nan)
+    return {"test": measure.pooled(values, n.astype(float)), "n": n.tolist(), "better": measure.better,
+            "clients": [None if v != v else round(v, 6) for v in values], "measure": measure.name}  # fmt: skip
+
+
+def trained_again(trainer: Trainer, single: dict) -> dict:
+    """A single method as it was chosen, trained once more with the validation data, as a fit does it."""
+    candidate = Candidate(0, single["method"], single["settings"])
+    outcome = trainer.train(Attempt(candidate, single["rounds"], again=True), budgets.now() + 1e6)
+    return measured(trainer.run_of(candidate, outcome), single["who"])
 
 
 def alone_within(fitted: Fit) -> dict:
@@ -209,6 +243,9 @@ def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder:
     fitted = fit_job(job, folder / "fit", seconds, progress=False)
     found["fit_seconds"] = round(time.process_time() - begun, 1)
     found["fit"] = measured(fitted, "personal")
+    found["refit"] = fitted.summary["refit"]
+    if fitted.summary["refit"]:
+        found["fit before"] = before_refit(fitted, job)
     found["way"], found["trials"] = fitted.summary["way"], len(fitted.summary["trials"])
     found["alone"] = alone_within(fitted)
     if chance:
@@ -218,6 +255,7 @@ def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder:
     for method in to_tune:
         searching = trainer(f"tuned-{method}")
         found["tuned"][method] = test_of(searching, tuned(searching, method, seconds, seed))
+    found["single again"] = trained_again(trainer("single"), by_validation(found))
     return found
 
 

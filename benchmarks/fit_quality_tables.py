@@ -21,7 +21,9 @@ def signed(entry: dict) -> float:
 
 
 def alone_of(line: dict) -> dict:
-    """Training alone: as given or tuned, by validation."""
+    """Training alone: with the validation data where the fit was trained with it, else as given or tuned by it."""
+    if line.get("refit"):
+        return line["alone"]
     known = [
         line["given"]["separate"],
         line["alone"],
@@ -77,23 +79,30 @@ def rivals(line: dict) -> dict[str, dict]:
     }
 
 
+def by_validation(line: dict) -> dict:
+    """The single method that validation data would choose."""
+    return max(rivals(line).values(), key=lambda entry: entry["val"])
+
+
 def compared(line: dict) -> dict:
     """The figures of a block."""
     others, fit, alone = rivals(line), line["fit"], alone_of(line)
-    best = max(others, key=lambda name: signed(others[name]))
-    chosen = max(others, key=lambda name: others[name]["val"])
-    points = differences(fit, others[chosen]) * np.array(fit["n"], float)
+    best = max(others.values(), key=signed)
+    single = by_validation(line)
+    again = line["single again"] if line.get("refit") else single
+    points = differences(fit, again) * np.array(fit["n"], float)
     points = points[np.isfinite(points)]
-    again, first = line["alone again"], line["given"]["separate"]
+    second, first = line["alone again"], line["given"]["separate"]
     every = [*others.values(), *([line["random"]] if "random" in line else [])]
     return {
         "federation": line["federation"], "seed": line["seed"], "share": fit["measure"] == "accuracy",
-        "fit": signed(fit), "best": signed(others[best]), "by validation": signed(others[chosen]),
+        "fit": signed(fit), "before": signed(line.get("fit before", fit)), "best": signed(best),
+        "by validation": signed(single), "again": signed(again),
         "random": signed(line["random"]) if "random" in line else np.nan, "alone": signed(alone),
         "halves": gap_of_halves(line), "p better": sign_flip(points), "p worse": sign_flip(-points),
         "rank": 1 + sum(signed(e) > signed(fit) for e in every),
-        "worse": [worse_off(fit, alone), worse_off(others[chosen], alone), worse_off(again, first)],
-        "shown": [shown_worse(fit, alone), shown_worse(others[chosen], alone), shown_worse(again, first)],
+        "worse": [worse_off(fit, alone), worse_off(again, alone), worse_off(second, first)],
+        "shown": [shown_worse(fit, alone), shown_worse(again, alone), shown_worse(second, first)],
     }  # fmt: skip
 
 
@@ -115,24 +124,28 @@ def tables(lines: list[dict]) -> str:
     for budget in sorted({line["budget"] for line in lines}):
         mine = [compared(line) for line in lines if line["budget"] == budget]
         said += [f"## Budget {budget:g} s of one thread, {len(mine)} blocks", "",
-                 "| federation | seed | fit | best in hindsight | best by validation | random search | alone | "
-                 "p fit better | p fit worse | worse off than alone, %: fit / by validation / alone again | shown |",
-                 "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+                 "| federation | seed | fit | fit before its last training | best in hindsight | best by validation | "
+                 "that one trained again | random search | alone | p fit better than that one | p worse | "
+                 "worse off than alone, %: fit / by validation / alone again | shown |",
+                 "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
         for row in sorted(mine, key=lambda each: (each["federation"], each["seed"])):
-            numbers = [row[key] for key in ("fit", "best", "by validation", "random", "alone")]
+            numbers = [row[k] for k in ("fit", "before", "best", "by validation", "again", "random", "alone")]
             cells = [f"{abs(v):.2f}" for v in numbers] + [f"{row[key]:.3f}" for key in ("p better", "p worse")]
             cells += [percent(row["worse"]), percent(row["shown"])]
             said.append(f"| {row['federation']} | {row['seed']} | " + " | ".join(cells) + " |")
         shares = [row for row in mine if row["share"]]
-        over = {key: np.array([row["fit"] - row[key] for row in shares]) for key in ("best", "by validation", "random")}
+        keys = ("before", "best", "by validation", "again", "random")
+        over = {key: np.array([row["fit"] - row[key] for row in shares]) for key in keys}
+        before = np.array([row["before"] - row["best"] for row in shares])
         halves = -np.mean([row["halves"] for row in shares])
         said += [
             "",
             f"Accuracy only ({len(shares)} blocks), fit over the best single method in hindsight {mean(over['best'])}; "
             f"over the best on the other half of the clients {halves:+.2f}; over the "
-            f"one that validation data would choose {mean(over['by validation'])}; over random search "
-            f"{mean(over['random'])}.",
-            f"All: mean rank {np.mean([row['rank'] for row in mine]):.1f}; beside the one by validation significantly "
+            f"one that validation data would choose {mean(over['by validation'])}; over that one trained again with "
+            f"the validation data {mean(over['again'])}; over random search {mean(over['random'])}; over itself before "
+            f"its last training {mean(over['before'])}, which was {mean(before)} over the best in hindsight.",
+            f"All: mean rank {np.mean([row['rank'] for row in mine]):.1f}; beside that one trained again significantly "
             f"better in {sum(row['p better'] <= LEVEL for row in mine)}, worse in "
             f"{sum(row['p worse'] <= LEVEL for row in mine)}.",
             f"Clients worse off than alone, % (fit / by validation / alone again): all {average(mine, 'worse')}; "

@@ -16,7 +16,9 @@ from personafl.algorithms import Ditto
 from personafl.config import read_config
 from personafl.errors import ConfigError, RunError
 from personafl.fitting.candidates import REFERENCES
+from personafl.fitting.training import Trainer
 from personafl.report import page, report_data
+from personafl.runs.run import Run
 
 QUICK = {"rounds": 6, "local": pf.Local(lr=0.3, steps=10, batch_size=10), "engine": "stacked", "threads": 1,
          "progress": False}  # fmt: skip
@@ -82,9 +84,56 @@ def test_pictures_and_frames_are_its_tables(found):
 
 
 def test_on_validation_data_never_worse_than_the_best_candidate(found, federation):
-    own = sum(hits(found, federation, "val")) / int(federation.sizes("val").sum())
+    """Of models that have not seen it: those before the last training."""
+    own = sum(found.clients().column("personal_val_correct").to_pylist()) / int(federation.sizes("val").sum())
     best = max(o["score"] for trial in found.summary["trials"] for o in trial["outcomes"] if o["score"] is not None)
     assert own >= best - 1e-9
+
+
+def test_the_last_training_is_that_of_the_finalist_on_validation_data_as_well(found, federation):
+    """The same method and settings, trained by hand on both."""
+    assert found.summary["refit"] and "trained again, with the validation data" in repr(found)
+    clients = {}
+    for client in federation.ids:
+        split = federation.client(client)
+        both = [torch.cat([split["train"][part], split["val"][part]]) for part in (0, 1)]
+        clients[client] = {"train": tuple(both), "test": split["test"]}
+    whole = pf.Federation.from_clients(clients)
+    for place, model in enumerate(found.summary["finalists"]):
+        algorithm = found.finalist(place).algorithm
+        local = replace(QUICK["local"], **{k[6:]: v for k, v in model["settings"].items() if k.startswith("local.")})
+        settings = {**QUICK, "local": local, "rounds": model["rounds"]}
+        by_hand = pf.train(whole, module(), algorithm, seed=3, **settings)
+        assert model["folder"] != model["searched"]
+        theirs, ours = by_hand.clients(), found.finalist(place).clients()
+        for column in ("personal_correct", "n_train", "n_test"):
+            assert ours.column(column).to_pylist() == theirs.column(column).to_pylist(), (model["label"], column)
+
+
+def test_the_choice_is_the_same_without_the_last_training(found, federation):
+    plain = pf.fit(federation, module(), methods=["ditto", "fedamp"], trials=9, seed=3, refit=False, **QUICK)
+    assert not plain.summary["refit"] and "trained again" not in repr(plain)
+    for key in ("weights", "way", "ways", "newcomer"):
+        assert plain.summary[key] == found.summary[key], key
+    for model in plain.summary["finalists"]:
+        assert model["folder"] == model["searched"]
+    column = "personal_val_loss"
+    assert plain.clients().column(column).to_pylist() == found.clients().column(column).to_pylist()
+
+
+def test_a_last_training_that_cannot_be_done_in_time_is_left_out(federation, monkeypatch):
+    """Nothing of it is used: neither models that were trained again nor their numbers."""
+    train, again = Trainer.train, []
+
+    def slow(self, attempt, until, listeners=()):
+        again.append(attempt.again)
+        return None if sum(again) > 2 else train(self, attempt, until, listeners)
+
+    monkeypatch.setattr(Trainer, "train", slow)
+    cut = pf.fit(federation, module(), methods=["ditto"], trials=5, seed=3, **QUICK)
+    assert sum(again) == 3, "two were done, the third was not"
+    assert not cut.summary["refit"] and "There was no time to train the finalists again" in repr(cut)
+    assert all(model["folder"] == model["searched"] for model in cut.summary["finalists"])
 
 
 def test_test_data_changes_no_choice(found, federation):
@@ -170,7 +219,8 @@ def test_two_at_once_train_what_one_at_a_time_trains(federation, tmp_path):
     common = trained[0].keys() & trained[1].keys()  # who goes on depends on who was done first
     assert len(common) >= 4 and all(trained[0][key] == trained[1][key] for key in common)
     best = max(trained[1].values())
-    assert sum(hits(made[1], federation, "val")) / int(federation.sizes("val").sum()) >= best - 1e-9
+    right = sum(made[1].clients().column("personal_val_correct").to_pylist())
+    assert right / int(federation.sizes("val").sum()) >= best - 1e-9 and made[1].summary["refit"]
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
@@ -222,7 +272,8 @@ def test_a_job_from_chosen_toml_trains_the_method_that_was_best(tmp_path):
     summary = json.loads((tmp_path / "fit" / "fit.json").read_text())
     best = max(summary["finalists"], key=lambda model: model["score"])
     assert chosen.algorithm.name == best["method"] and chosen.schedule.rounds == best["rounds"]
-    assert chosen.federation().fingerprint == pf.load_fit(tmp_path / "fit").manifest["resolved"]["fingerprint"]
+    searched = Run(tmp_path / "fit" / "candidates" / best["searched"])
+    assert chosen.federation().fingerprint == searched.manifest["resolved"]["fingerprint"]
 
 
 def test_the_report_of_a_fit_says_who_gets_what(found):

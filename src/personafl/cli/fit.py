@@ -36,6 +36,9 @@ def fit(
     one_model: Annotated[
         bool, typer.Option("--one-model", help="One model for each client, no mixtures of predictions.")
     ] = False,
+    no_refit: Annotated[
+        bool, typer.Option("--no-refit", help="Leave the validation data out of the last training.")
+    ] = False,
     trials: Annotated[int | None, typer.Option(metavar="N", help="The most candidates, whatever time is left.")] = None,
     at_once: Annotated[int, typer.Option(metavar="N", help="Candidates trained at once, in as many processes.")] = 1,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of labels.")] = None,
@@ -70,7 +73,9 @@ def fit(
     try:
         with on_stop():
             job = config_job_to_fit(config)
-            found = fit_job(job, folder, budget, names or None, not one_model, trials, resume, True, begun, at_once)
+            found = fit_job(
+                job, folder, budget, names or None, not one_model, trials, resume, True, begun, at_once, not no_refit
+            )
     except KeyboardInterrupt as stop:
         say(err, "Stopped before anything was trained far enough to choose from.")
         raise typer.Exit(exit_code(stop)) from None
@@ -79,6 +84,7 @@ def fit(
         words = ["personafl", "fit", str(source), "--budget", budget, "--out", str(folder), "--resume"]
         words += ["-a", ",".join(names)] if names else []
         words += ["--one-model"] if one_model else []
+        words += ["--no-refit"] if no_refit else []
         given: dict[str, Any] = {
             "--trials": trials,
             "--at-once": at_once if at_once > 1 else None,

@@ -1,4 +1,8 @@
-"""The end of a fit: finalists, a choice for each client on validation data, and only then a look at test data."""
+"""The end of a fit: a choice for each client on validation data, and only then a look at test data.
+
+The choice is made with the models of the search, which have not seen the validation data. Where the finalists were then
+trained again on it, clients get those models, with the weights that were chosen, and test data is asked about those.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,8 @@ from personafl.engines.base import Split
 from personafl.engines.machine import torch_threads
 from personafl.engines.measuring import measure_outputs
 from personafl.files import write_atomically, write_text
-from personafl.fitting.candidates import Candidate
 from personafl.fitting.choice import Choice, Floats, choose, weights_of
-from personafl.fitting.finalists import Finalist, finalists, labels, log_likelihoods, outputs_of, owners, theta_of
+from personafl.fitting.finalists import Finalist, labels, log_likelihoods, outputs_of, owners, theta_of
 from personafl.fitting.mixture import mixed_outputs, stacked_mixtures
 from personafl.fitting.training import Trainer
 from personafl.metrics.measures import Measure
@@ -60,10 +63,9 @@ class Ending:
     thetas: list[Tensor]
 
 
-def end(trainer: Trainer, candidates: Sequence[Candidate], mixtures: bool) -> Ending:
+def end(trainer: Trainer, found: list[Finalist], mixtures: bool) -> Ending:
     """Choose on validation data, then measure on test data."""
     job = trainer.job
-    found = finalists(candidates)
     runs = [trainer.run_of(model.candidate, model.outcome) for model in found]
     engine, choice = make_engine(trainer.engine, job.task, job.federation, job.local, job.seed)
     with torch_threads(choice.threads), torch.no_grad():
@@ -74,6 +76,8 @@ def end(trainer: Trainer, candidates: Sequence[Candidate], mixtures: bool) -> En
         weights = chosen.weights
         nobody = weights_of(chosen.way, *_evidence(engine, on_validation, len(job.federation) + 1))[-1]
         # Nothing is chosen from here on: this is where test data is looked at.
+        runs = [trainer.run_of(model.candidate, model.used) for model in found]
+        thetas = [theta_of(run, model.who, job.federation.ids) for run, model in zip(runs, found, strict=True)]
         on_test = _outputs(engines, thetas, "test")
         columns = _columns(engine, found, on_test, weights, "test", "")
         columns |= _columns(engine, found, on_validation, weights, "val", "val_")
@@ -201,7 +205,7 @@ def write(folder: Path, trainer: Trainer, ending: Ending, summary_: dict[str, An
     """Make the folder of a fit that of a run as well: what opens runs opens it."""
     job, run_folder = trainer.job, RunFolder(folder)
     best = max(ending.finalists, key=lambda model: model.score)
-    manifest = dict(trainer.run_of(best.candidate, best.outcome).manifest)
+    manifest = dict(trainer.run_of(best.candidate, best.used).manifest)
     rounds = int(ending.table.column("round")[0].as_py())
     manifest |= {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -212,7 +216,7 @@ def write(folder: Path, trainer: Trainer, ending: Ending, summary_: dict[str, An
     for key in ("files", "stopped"):
         manifest.pop(key, None)
     used = [model for f, model in enumerate(ending.finalists) if (ending.choice.weights[:, f] > 0).any()]
-    traffic = [trainer.run_of(model.candidate, model.outcome).rounds()[-1] for model in used]
+    traffic = [trainer.run_of(model.candidate, model.used).rounds()[-1] for model in used]
     record = {
         "round": rounds, "active": len(job.federation), "failed": [], "steps": 0.0,
         **{key: sum(int(each[key]) for each in traffic) for key in ("bytes_up", "bytes_down", "gradients")},
@@ -234,7 +238,7 @@ def _write_models(folder: RunFolder, trainer: Trainer, ending: Ending) -> None:
     ids = trainer.job.federation.ids
     weights = ending.choice.weights
     used = [f for f in range(weights.shape[1]) if (weights[:, f] > 0).any()]
-    tasks = [trainer.run_of(ending.finalists[f].candidate, ending.finalists[f].outcome).task for f in used]
+    tasks = [trainer.run_of(ending.finalists[f].candidate, ending.finalists[f].used).task for f in used]
     folder.write_personal(ids, [stacked_mixtures(tasks, [ending.thetas[f] for f in used], weights[:, used])])
 
 

@@ -36,8 +36,10 @@ class Finalist:
     ----------
     who
         `personal` or `global`.
-    score
-        On validation data, more is better.
+    outcome, score
+        The training that was chosen, and its score on validation data; more is better.
+    again
+        That of training it once more, on the validation data as well, where there was time for it.
     """
 
     candidate: Candidate
@@ -45,6 +47,12 @@ class Finalist:
     who: str
     score: float
     label: str
+    again: Outcome | None = None
+
+    @property
+    def used(self) -> Outcome:
+        """The training whose models clients get."""
+        return self.again or self.outcome
 
 
 def finalists(candidates: Sequence[Candidate], most: int = MOST) -> list[Finalist]:

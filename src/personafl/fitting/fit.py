@@ -21,9 +21,10 @@ from personafl.files import write_text
 from personafl.fitting import ending
 from personafl.fitting.budget import Clock, now, seconds_of, written
 from personafl.fitting.candidates import Outcome, Portfolio
+from personafl.fitting.finalists import Finalist, finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.result import Fit
-from personafl.fitting.search import Attempt, Search
+from personafl.fitting.search import MARGIN, Attempt, Search
 from personafl.fitting.summary import summary_of
 from personafl.fitting.training import Trainer, train_elsewhere
 from personafl.fitting.trials import append_trial, check_same, read_trials
@@ -39,12 +40,15 @@ from personafl.storage.folder import RunFolder, without_none
 from personafl.study.processes import Call, Processes
 from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import check_federation, check_model, check_seed, check_settings
+from personafl.training.events import Listener
 from personafl.training.job import Job
 
 log = logging.getLogger("personafl")
 
 RESERVE = 0.06
 """Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
+AGAIN = 0.4
+"""The largest share of the budget that is kept for training the finalists again with the validation data."""
 CHOICE_SECONDS = 2e-4
 """What the choice takes for a validation sample, generously."""
 
@@ -56,6 +60,7 @@ def fit(
     budget: str | float = "10m",
     methods: Sequence[Algorithm | str] | None = None,
     mixtures: bool = True,
+    refit: bool = True,
     trials: int | None = None,
     seed: int = 0,
     schedule: Schedule | None = None,
@@ -90,6 +95,9 @@ def fit(
         alone, FedAvg and FedAvg with fine-tuning come along.
     mixtures
         Whether a client may get a mixture of several models' predictions. Without, everybody gets one model.
+    refit
+        Whether the models that were chosen from are in the end trained once more, with the validation data among the
+        training data, where the budget has time for it.
     trials
         The most candidates, whatever time is left: with this and time enough, the same seed gives the same result.
     seed
@@ -130,7 +138,7 @@ def fit(
         check_model(module)
         made, tables = module_task(federation, module, task, loss, metrics), module_tables(federation, module)
     job = Job(federation, made, Separate(), schedule, local or Local(), chosen, seed=seed, tables=tables)
-    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun, at_once)
+    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun, at_once, refit)
 
 
 def _sensible(federation: Federation, seed: int, task: Any, loss: Any, metrics: Any) -> tuple[Task, dict[str, Any]]:
@@ -155,6 +163,7 @@ def fit_job(
     progress: bool = True,
     begun: float | None = None,
     at_once: int = 1,
+    refit: bool = True,
 ) -> Fit:
     """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`budget.now`)."""
     if trials is not None and trials < 1:
@@ -177,12 +186,15 @@ def fit_job(
             trainer.share_cores(processes.threads)
         clock = Clock(seconds, read_trials(folder, search) if resume else 0.0, begun)
         with closing(FitProgress(job.task.kind.primary, clock, progress)) as shown:
-            stopped = _searched(search, trainer, clock, folder, shown, processes)
+            stopped = _searched(search, trainer, clock, folder, shown, processes, refit)
             if search.leader is None:
                 raise _nothing(search, seconds, clock)
+            found = finalists(search.candidates)
+            if refit and not stopped:
+                found, stopped = _trained_again(found, search, trainer, clock, shown)
             shown.say("choosing for each client, then measuring on test data")
-            ended = ending.end(trainer, search.candidates, mixtures)
-            told = summary_of(job, search, ended, clock.spent, seconds, stopped)
+            ended = ending.end(trainer, found, mixtures)
+            told = summary_of(job, search, ended, clock.spent, seconds, stopped, refit)
             ending.write(folder, trainer, ended, told, clock.spent)
             _write_config(folder, job, trainer, ended)
     made = Fit(folder, job, portfolio, temporary)
@@ -192,7 +204,7 @@ def fit_job(
 
 
 def _searched(
-    search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress, processes: Processes
+    search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress, processes: Processes, refit: bool
 ) -> bool:
     """Train candidates until the time is over; True where somebody stopped it before."""
     try:
@@ -200,7 +212,7 @@ def _searched(
             going_on = True
             while going_on:  # again where all that were going on had to end before the next could be named
                 going_on = False
-                for attempt, outcome in processes.results(_attempts(search, trainer, clock, shown, processes)):
+                for attempt, outcome in processes.results(_attempts(search, trainer, clock, shown, processes, refit)):
                     if outcome is None:
                         continue
                     outcome = replace(outcome, at=round(clock.spent, 3))
@@ -216,30 +228,69 @@ def _searched(
 
 
 def _attempts(
-    search: Search, trainer: Trainer, clock: Clock, shown: FitProgress, processes: Processes
+    search: Search, trainer: Trainer, clock: Clock, shown: FitProgress, processes: Processes, refit: bool
 ) -> Iterator[Call[Attempt, Outcome | None]]:
     """What to train now, asked for whenever a process is free."""
-    reserve, samples = RESERVE * clock.budget, int(trainer.job.federation.sizes("val").sum())
     while True:
-        left = clock.left - max(reserve, _closing_seconds(search, samples))
+        left = _before_the_end(search, trainer, clock) - (_again_seconds(search, clock) if refit else 0.0)
         attempt = search.next(left)
         if attempt is None or left <= 0:
             return
-        listeners, until = shown.tried(attempt, search.leader), now() + left
-        if processes.at_once > 1:
-            yield attempt, train_elsewhere, (attempt, until)
-        else:
-            yield attempt, trainer.train, (attempt, until, listeners)
+        yield _call(attempt, trainer, now() + left, shown.tried(attempt, search.leader), processes)
 
 
-def _closing_seconds(search: Search, samples: int) -> float:
-    """What the end may take.
+def _call(
+    attempt: Attempt, trainer: Trainer, until: float, listeners: Sequence[Listener], processes: Processes
+) -> Call[Attempt, Outcome | None]:
+    if processes.at_once > 1:
+        return attempt, train_elsewhere, (attempt, until)
+    return attempt, trainer.train, (attempt, until, listeners)
 
-    The data goes through every finalist a few times, as an evaluation does, and the choice goes through the validation
-    samples a few hundred times.
+
+def _trained_again(
+    found: list[Finalist], search: Search, trainer: Trainer, clock: Clock, shown: FitProgress
+) -> tuple[list[Finalist], bool]:
+    """The finalists, trained once more with the validation data; and whether somebody stopped that.
+
+    All of them or none: a comparison of models that have seen more with others that have not would be unfair.
     """
+    due = {(m.candidate.number, m.outcome.rounds): Attempt(m.candidate, m.outcome.rounds, again=True) for m in found}
+    left = _before_the_end(search, trainer, clock)
+    needed = MARGIN * sum(a.candidate.seconds_per_round() * a.rounds for a in due.values()) / search.at_once
+    if needed > left or not trainer.job.federation.sizes("val").any():
+        return found, False
+    made: dict[tuple[int, int], Outcome] = {}
+    try:
+        with on_stop(), Processes(search.at_once, trainer) as processes:
+            calls = (_call(a, trainer, now() + left, shown.tried(a, search.leader), processes) for a in due.values())
+            for attempt, outcome in processes.results(calls):
+                if outcome is None or outcome.why:
+                    return found, False
+                made[attempt.candidate.number, attempt.rounds] = outcome
+    except KeyboardInterrupt as stop:
+        if isinstance(stop, Interrupted) and stop.number != 2:
+            raise
+        return found, True
+    return [replace(m, again=made[m.candidate.number, m.outcome.rounds]) for m in found], False
+
+
+def _before_the_end(search: Search, trainer: Trainer, clock: Clock) -> float:
+    """Seconds that are left without those that the end may take.
+
+    In the end the data goes through every finalist a few times, as an evaluation does, and the choice goes through the
+    validation samples a few hundred times.
+    """
+    samples = int(trainer.job.federation.sizes("val").sum())
     shortest = [o.seconds / o.rounds for c in search.candidates for o in c.outcomes.values() if not o.why]
-    return (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
+    closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
+    return clock.left - max(RESERVE * clock.budget, closing)
+
+
+def _again_seconds(search: Search, clock: Clock) -> float:
+    """What training the finalists again may take, each as long as can be; nothing is kept for it where that is long."""
+    now_best = {m.candidate.number: m.candidate for m in finalists(search.candidates)}
+    needed = MARGIN * search.rungs[-1] * sum(c.seconds_per_round() for c in now_best.values()) / search.at_once
+    return needed if needed <= AGAIN * clock.budget else 0.0
 
 
 def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:

@@ -30,7 +30,8 @@ class FitProgress:
     def tried(self, attempt: Attempt, leader: Candidate | None) -> Sequence[Listener]:
         """A candidate is trained now."""
         self.ended(leader)
-        self.say(f"trying {attempt.candidate.described()}, {attempt.rounds} rounds")
+        what = "training again, with the validation data:" if attempt.again else "trying"
+        self.say(f"{what} {attempt.candidate.described()}, {attempt.rounds} rounds")
         return [_Rounds(self)]
 
     def ended(self, leader: Candidate | None) -> None:

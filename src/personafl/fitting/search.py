@@ -29,10 +29,11 @@ MARGIN = 1.2
 
 @dataclass(frozen=True)
 class Attempt:
-    """A candidate that is to be trained up to so many rounds."""
+    """A candidate that is to be trained up to so many rounds; `again`: anew, on the validation data as well."""
 
     candidate: Candidate
     rounds: int
+    again: bool = False
 
 
 def rungs(rounds: int) -> list[int]:

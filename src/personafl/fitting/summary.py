@@ -22,8 +22,10 @@ ALONE = 0.9
 CALLED = {"alone": "Training alone", "global": "One model for all"}
 
 
-def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool) -> dict[str, Any]:
-    """What fit.json says."""
+def summary_of(
+    job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool, refit: bool
+) -> dict[str, Any]:
+    """What fit.json says; `refit`: whether the finalists were to be trained again."""
     measure, table = job.task.kind.primary, ending.table
     n = np.asarray(table.column("n_test").to_numpy(), np.float64)
     test = _test(measure, table, n, job.seed)
@@ -41,7 +43,7 @@ def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: f
         ],
         "finalists": [
             {"label": m.label, "method": m.candidate.method, "who": m.who, "settings": m.candidate.settings,
-             "rounds": m.outcome.rounds, "score": m.score, "folder": m.outcome.folder}
+             "rounds": m.outcome.rounds, "score": m.score, "folder": m.used.folder, "searched": m.outcome.folder}
             for m in ending.finalists
         ],
         "clients": list(job.federation.ids),
@@ -50,6 +52,7 @@ def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: f
         "budget": budget,
         "seconds": round(spent, 2),
         "stopped": stopped,
+        "refit": _refitted(ending),
         "trials": [
             {"number": c.number, "method": c.method, "settings": c.settings,
              "outcomes": [{"rounds": o.rounds, "score": _finite(o.best), "seconds": round(o.seconds, 3), "at": o.at,
@@ -57,7 +60,7 @@ def summary_of(job: Job, search: Search, ending: Ending, spent: float, budget: f
                           for _, o in sorted(c.outcomes.items())]}
             for c in search.candidates
         ],
-        "sentences": _sentences(measure, test, ending, search, spent, budget, labels),
+        "sentences": _sentences(measure, test, ending, search, spent, budget, labels, refit),
     }  # fmt: skip
 
 
@@ -108,7 +111,7 @@ def _against(measure: Measure, called: str, other: dict[str, Any]) -> str:
 
 def _sentences(
     measure: Measure, test: dict[str, Any], ending: Ending, search: Search, spent: float, budget: float,
-    labels: Sequence[str],
+    labels: Sequence[str], refit: bool,
 ) -> list[str]:  # fmt: skip
     way = ending.choice.way
     tried = [c for c in search.candidates if c.outcomes]
@@ -126,6 +129,10 @@ def _sentences(
     for who, called in CALLED.items():
         if who in test:
             said.append(_against(measure, called, test[who]))
+    if _refitted(ending):
+        said.append("The finalists were then trained again, with the validation data among the training data.")
+    elif refit:
+        said.append("There was no time to train the finalists again with the validation data.")
     if short := _cut_short(search):
         said.append(f"There was no time to train these to the end, which flatters the fit beside them: {short}.")
     if "alone" in labels:
@@ -138,6 +145,10 @@ def _sentences(
         f"trainings, {written(spent)} of {written(budget)}."
     )
     return said
+
+
+def _refitted(ending: Ending) -> bool:
+    return all(model.again is not None for model in ending.finalists)
 
 
 def _cut_short(search: Search) -> str:

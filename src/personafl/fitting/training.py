@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import numpy as np
 
 from personafl.engines import make_engine
 from personafl.errors import PersonaflError, RunError
+from personafl.federation import Federation
 from personafl.files import disk_errors, make_folder
 from personafl.fitting import budget
 from personafl.fitting.candidates import Candidate, Outcome, Portfolio
 from personafl.fitting.search import Attempt
+from personafl.fitting.validation import with_all_training
 from personafl.jobs import run_job
 from personafl.metrics.measures import LOSS
 from personafl.runs.run import Run
@@ -57,12 +60,13 @@ class Trainer:
     def train(self, attempt: Attempt, until: float, listeners: Sequence[Listener] = ()) -> Outcome | None:
         """What came of it; None where the time (of `budget.now`) was over before."""
         candidate, begun = attempt.candidate, budget.now()
-        name = _name(candidate, attempt.rounds)
+        name = _name(candidate, attempt.rounds) + ("-again" if attempt.again else "")
         path = self.folder / name
         try:
-            job = self.job_of(candidate, attempt.rounds)
+            job = self.job_of(candidate, attempt.rounds, attempt.again)
             if not (RunFolder(path).exists and Run(path).complete):
-                self._begin_from(candidate, job, path)
+                if not attempt.again:
+                    self._begin_from(candidate, job, path)
                 with quiet():
                     run_job(job, path, True, [Deadline(until), *listeners])
             run = Run(path, algorithm=job.algorithm, task=job.task)
@@ -84,11 +88,19 @@ class Trainer:
         _, choice = make_engine(settings, job.task, job.federation, job.local, job.seed)
         self.engine = replace(settings, name=choice.engine, threads=choice.threads)
 
-    def job_of(self, candidate: Candidate, rounds: int) -> Job:
-        """The job of a candidate."""
+    @cached_property
+    def all_training(self) -> Federation:
+        """The clients' data with the validation samples among the training samples."""
+        return with_all_training(self.job.federation)
+
+    def job_of(self, candidate: Candidate, rounds: int, again: bool = False) -> Job:
+        """The job of a candidate; `again`: with the validation data among the training data."""
         algorithm, local = self.portfolio.made(candidate.method, candidate.settings, self.job.local)
         schedule = replace(self.job.schedule, rounds=rounds, eval_every=0, checkpoint_every=0, patience=None)
-        return replace(self.job, algorithm=algorithm, local=local, schedule=schedule, engine=self.engine)
+        federation = self.all_training if again else self.job.federation
+        return replace(
+            self.job, federation=federation, algorithm=algorithm, local=local, schedule=schedule, engine=self.engine
+        )
 
     def run_of(self, candidate: Candidate, outcome: Outcome) -> Run:
         """The finished run of an outcome."""

@@ -1,4 +1,4 @@
-"""Validation data where nobody brought any: a share of each client's training samples."""
+"""Validation data: a share of the training samples where nobody brought any; and training on it when all is chosen."""
 
 from __future__ import annotations
 
@@ -39,3 +39,18 @@ def with_validation(federation: Federation, seed: int, share: float = SHARE) -> 
         federation, x=each_input(lambda part: part[at], federation.x), y=federation.y[at], bounds=bounds,
         notes=(*federation.notes, note), scanned=True,
     )  # fmt: skip
+
+
+def with_all_training(federation: Federation) -> Federation:
+    """The federation with every client's validation samples among its training samples.
+
+    Examples
+    --------
+    >>> one = {"train": ([[0.0]], [0]), "val": ([[1.0], [2.0]], [1, 0]), "test": ([[3.0]], [1])}
+    >>> made = with_all_training(Federation.from_clients({"ann": one}))
+    >>> made.sizes("train").tolist(), made.sizes("val").tolist(), made.sizes("test").tolist()
+    ([3], [0], [1])
+    """
+    bounds = federation.bounds.copy()
+    bounds[:, 1] = bounds[:, 2]
+    return replace(federation, bounds=bounds, scanned=True)
