@@ -82,6 +82,12 @@ function drawChoice() {
           ),
         ),
       ),
+      data.fit.refit &&
+        el(
+          "p",
+          { class: "caption" },
+          "When all was chosen, they were trained again with the validation data among the training data. Figures on test data are of these models, those on validation data of the models before.",
+        ),
     ),
     el(
       "div",

@@ -71,7 +71,7 @@ def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str
         "budget": float(fitted["budget"]),
         "seconds": float(fitted["seconds"]),
         "stopped": bool(fitted["stopped"]),
-        "sentences": [str(each) for each in fitted["sentences"]],
+        "refit": bool(fitted.get("refit", False)),
     }  # fmt: skip
 
 

@@ -239,6 +239,7 @@ class _Fit(BaseModel):
     budget: Number
     seconds: Number
     stopped: bool
+    refit: bool = False
 
 
 def _check_fit(found: _Fit) -> _Fit:
