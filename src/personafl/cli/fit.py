@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -40,7 +40,17 @@ def fit(
         bool, typer.Option("--no-refit", help="Leave the validation data out of the last training.")
     ] = False,
     trials: Annotated[int | None, typer.Option(metavar="N", help="The most candidates, whatever time is left.")] = None,
-    at_once: Annotated[int, typer.Option(metavar="N", help="Candidates trained at once, in as many processes.")] = 1,
+    at_once: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Candidates trained at once. Default: 1; on Ray, as many as CPUs."),
+    ] = None,
+    on: Annotated[
+        Literal["here", "ray"], typer.Option(help="Train candidates here, or on a Ray cluster.", show_choices=True)
+    ] = "here",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster. Default: RAY_ADDRESS, else Ray is started here."),
+    ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of labels.")] = None,
     client: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the column of client ids.")] = None,
     set_: Overrides = None,
@@ -74,7 +84,19 @@ def fit(
         with on_stop():
             job = config_job_to_fit(config)
             found = fit_job(
-                job, folder, budget, names or None, not one_model, trials, resume, True, begun, at_once, not no_refit
+                job,
+                folder,
+                budget,
+                names or None,
+                not one_model,
+                trials,
+                resume,
+                True,
+                begun,
+                at_once,
+                on,
+                address,
+                not no_refit,
             )
     except KeyboardInterrupt as stop:
         say(err, "Stopped before anything was trained far enough to choose from.")
@@ -87,7 +109,9 @@ def fit(
         words += ["--no-refit"] if no_refit else []
         given: dict[str, Any] = {
             "--trials": trials,
-            "--at-once": at_once if at_once > 1 else None,
+            "--at-once": at_once,
+            "--on": on if on != "here" else None,
+            "--address": address,
             "--label": label,
             "--client": client,
             "--data-dir": data_dir,

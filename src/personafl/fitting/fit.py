@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 from torch import nn
 
@@ -20,14 +18,15 @@ from personafl.federation import Federation
 from personafl.files import write_text
 from personafl.fitting import ending
 from personafl.fitting.budget import Clock, now, seconds_of, written
-from personafl.fitting.candidates import Outcome, Portfolio
-from personafl.fitting.finalists import Finalist, finalists
+from personafl.fitting.candidates import Portfolio
+from personafl.fitting.finalists import finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.result import Fit
-from personafl.fitting.search import MARGIN, Attempt, Search
+from personafl.fitting.running import Running
+from personafl.fitting.search import Search
 from personafl.fitting.summary import summary_of
-from personafl.fitting.training import Trainer, train_elsewhere
-from personafl.fitting.trials import append_trial, check_same, read_trials
+from personafl.fitting.training import Trainer
+from personafl.fitting.trials import check_same, read_trials
 from personafl.fitting.validation import with_validation
 from personafl.inputs import shape_of
 from personafl.jobs import module_tables, module_task, training_labels, with_settings
@@ -35,22 +34,16 @@ from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
 from personafl.registry import described
 from personafl.settings import EngineSettings, Local, Schedule
-from personafl.signals import Interrupted, on_stop
 from personafl.storage.folder import RunFolder, without_none
-from personafl.study.processes import Call, Processes
+from personafl.study.processes import Processes
+from personafl.study.ray_calls import RayCalls, calls_on_ray
 from personafl.tasks import LearningTask, Metric, task_for
 from personafl.training.arguments import check_federation, check_model, check_seed, check_settings
-from personafl.training.events import Listener
 from personafl.training.job import Job
 
 log = logging.getLogger("personafl")
 
-RESERVE = 0.06
-"""Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
-AGAIN = 0.4
-"""The largest share of the budget that is kept for training the finalists again with the validation data."""
-CHOICE_SECONDS = 2e-4
-"""What the choice takes for a validation sample, generously."""
+PLACES = ("here", "ray")
 
 
 def fit(
@@ -71,7 +64,9 @@ def fit(
     metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    at_once: int = 1,
+    at_once: int | None = None,
+    on: str = "here",
+    address: str | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Fit:
@@ -110,7 +105,11 @@ def fit(
         Go on with the fit in `out`: what was trained is reused, and the time that it took counts.
     at_once
         How many candidates are trained at once, each in a process of its own. A script then needs
-        `if __name__ == "__main__":`, and module and loss must be ones that can be pickled.
+        `if __name__ == "__main__":`, and module and loss must be ones that can be pickled. Left out, one; on Ray, as
+        many as there are CPUs.
+    on, address
+        `here`, or `ray`: candidates are trained on a Ray cluster, whose machines share the disk that `out` is on. Its
+        address is like `10.0.0.1:6379`; left out, the one of RAY_ADDRESS, or a Ray that is started here.
     progress
         Show a progress bar on a terminal.
     **settings
@@ -138,7 +137,7 @@ def fit(
         check_model(module)
         made, tables = module_task(federation, module, task, loss, metrics), module_tables(federation, module)
     job = Job(federation, made, Separate(), schedule, local or Local(), chosen, seed=seed, tables=tables)
-    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun, at_once, refit)
+    return fit_job(job, out, budget, methods, mixtures, trials, resume, progress, begun, at_once, on, address, refit)
 
 
 def _sensible(federation: Federation, seed: int, task: Any, loss: Any, metrics: Any) -> tuple[Task, dict[str, Any]]:
@@ -162,14 +161,20 @@ def fit_job(
     resume: bool = False,
     progress: bool = True,
     begun: float | None = None,
-    at_once: int = 1,
+    at_once: int | None = None,
+    on: str = "here",
+    address: str | None = None,
     refit: bool = True,
 ) -> Fit:
     """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`budget.now`)."""
     if trials is not None and trials < 1:
         raise ConfigError(f"trials = {trials}: must be at least 1, or left out")
-    if at_once < 1:
+    if at_once is not None and at_once < 1:
         raise ConfigError(f"at_once = {at_once}: must be at least 1")
+    if on not in PLACES:
+        raise ConfigError(f"on = {on!r}: must be one of {', '.join(PLACES)}")
+    if address is not None and on != "ray":
+        raise ConfigError("address is for a fit on Ray: add on='ray' (--on ray)")
     if resume and out is None:
         raise RunError("resume needs the folder of the fit: name it with out")
     seconds, portfolio = seconds_of(budget), Portfolio(methods, job.local)
@@ -179,118 +184,41 @@ def fit_job(
         RunFolder(folder).check_free()
     with RunFolder(folder).lock():
         check_same(folder, job, portfolio)
-        trainer = Trainer(job, folder / "candidates", portfolio)
-        search = Search(portfolio, job.local, job.schedule.rounds, job.seed, trials, at_once)
-        processes = Processes(at_once, trainer)
-        if at_once > 1:
-            trainer.share_cores(processes.threads)
-        clock = Clock(seconds, read_trials(folder, search) if resume else 0.0, begun)
-        with closing(FitProgress(job.task.kind.primary, clock, progress)) as shown:
-            stopped = _searched(search, trainer, clock, folder, shown, processes, refit)
-            if search.leader is None:
-                raise _nothing(search, seconds, clock)
-            found = finalists(search.candidates)
-            if refit and not stopped:
-                found, stopped = _trained_again(found, search, trainer, clock, shown)
-            shown.say("choosing for each client, then measuring on test data")
-            ended = ending.end(trainer, found, mixtures)
-            told = summary_of(job, search, ended, clock.spent, seconds, stopped, refit)
-            ending.write(folder, trainer, ended, told, clock.spent)
-            _write_config(folder, job, trainer, ended)
+        trainer = Trainer(job, folder.absolute() / "candidates", portfolio)
+        with _launcher(on, address, at_once, trainer) as launcher:
+            search = Search(portfolio, job.local, job.schedule.rounds, job.seed, trials, launcher.at_once)
+            clock = Clock(seconds, read_trials(folder, search) if resume else 0.0, begun)
+            with closing(FitProgress(job.task.kind.primary, clock, progress)) as shown:
+                running = Running(search, trainer, clock, folder, shown, launcher, refit)
+                stopped = running.searched()
+                if search.leader is None:
+                    raise _nothing(search, seconds, clock)
+                found = finalists(search.candidates)
+                if refit and not stopped:
+                    found, stopped = running.trained_again(found)
+                shown.say("choosing for each client, then measuring on test data")
+                ended = ending.end(trainer, found, mixtures)
+                told = summary_of(job, search, ended, clock.spent, seconds, stopped, refit)
+                ending.write(folder, trainer, ended, told, clock.spent)
+                _write_config(folder, job, trainer, ended)
     made = Fit(folder, job, portfolio, temporary)
     if stopped:
         log.warning("stopped before the budget was used: this is the best so far; resume goes on")
     return made
 
 
-def _searched(
-    search: Search, trainer: Trainer, clock: Clock, folder: Path, shown: FitProgress, processes: Processes, refit: bool
-) -> bool:
-    """Train candidates until the time is over; True where somebody stopped it before."""
-    try:
-        with on_stop(), processes:
-            going_on = True
-            while going_on:  # again where all that were going on had to end before the next could be named
-                going_on = False
-                for attempt, outcome in processes.results(_attempts(search, trainer, clock, shown, processes, refit)):
-                    if outcome is None:
-                        continue
-                    outcome = replace(outcome, at=round(clock.spent, 3))
-                    search.tell(attempt.candidate, outcome)
-                    append_trial(folder, attempt.candidate, outcome)
-                    shown.ended(search.leader)
-                    going_on = True
-        return False
-    except KeyboardInterrupt as stop:
-        if search.leader is None or (isinstance(stop, Interrupted) and stop.number != 2):
-            raise
-        return True
-
-
-def _attempts(
-    search: Search, trainer: Trainer, clock: Clock, shown: FitProgress, processes: Processes, refit: bool
-) -> Iterator[Call[Attempt, Outcome | None]]:
-    """What to train now, asked for whenever a process is free."""
-    while True:
-        left = _before_the_end(search, trainer, clock) - (_again_seconds(search, clock) if refit else 0.0)
-        attempt = search.next(left)
-        if attempt is None or left <= 0:
-            return
-        yield _call(attempt, trainer, now() + left, shown.tried(attempt, search.leader), processes)
-
-
-def _call(
-    attempt: Attempt, trainer: Trainer, until: float, listeners: Sequence[Listener], processes: Processes
-) -> Call[Attempt, Outcome | None]:
+@contextmanager
+def _launcher(on: str, address: str | None, at_once: int | None, trainer: Trainer) -> Iterator[Processes | RayCalls]:
+    """Where candidates are trained."""
+    if on == "ray":
+        trainer.share_cores(1)
+        with calls_on_ray(trainer.folder, address, at_once, trainer.engine.threads or 1, trainer) as calls:
+            yield calls
+        return
+    processes = Processes(at_once or 1, trainer)
     if processes.at_once > 1:
-        return attempt, train_elsewhere, (attempt, until)
-    return attempt, trainer.train, (attempt, until, listeners)
-
-
-def _trained_again(
-    found: list[Finalist], search: Search, trainer: Trainer, clock: Clock, shown: FitProgress
-) -> tuple[list[Finalist], bool]:
-    """The finalists, trained once more with the validation data; and whether somebody stopped that.
-
-    All of them or none: a comparison of models that have seen more with others that have not would be unfair.
-    """
-    due = {(m.candidate.number, m.outcome.rounds): Attempt(m.candidate, m.outcome.rounds, again=True) for m in found}
-    left = _before_the_end(search, trainer, clock)
-    needed = MARGIN * sum(a.candidate.seconds_per_round() * a.rounds for a in due.values()) / search.at_once
-    if needed > left or not trainer.job.federation.sizes("val").any():
-        return found, False
-    made: dict[tuple[int, int], Outcome] = {}
-    try:
-        with on_stop(), Processes(search.at_once, trainer) as processes:
-            calls = (_call(a, trainer, now() + left, shown.tried(a, search.leader), processes) for a in due.values())
-            for attempt, outcome in processes.results(calls):
-                if outcome is None or outcome.why:
-                    return found, False
-                made[attempt.candidate.number, attempt.rounds] = outcome
-    except KeyboardInterrupt as stop:
-        if isinstance(stop, Interrupted) and stop.number != 2:
-            raise
-        return found, True
-    return [replace(m, again=made[m.candidate.number, m.outcome.rounds]) for m in found], False
-
-
-def _before_the_end(search: Search, trainer: Trainer, clock: Clock) -> float:
-    """Seconds that are left without those that the end may take.
-
-    In the end the data goes through every finalist a few times, as an evaluation does, and the choice goes through the
-    validation samples a few hundred times.
-    """
-    samples = int(trainer.job.federation.sizes("val").sum())
-    shortest = [o.seconds / o.rounds for c in search.candidates for o in c.outcomes.values() if not o.why]
-    closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
-    return clock.left - max(RESERVE * clock.budget, closing)
-
-
-def _again_seconds(search: Search, clock: Clock) -> float:
-    """What training the finalists again may take, each as long as can be; nothing is kept for it where that is long."""
-    now_best = {m.candidate.number: m.candidate for m in finalists(search.candidates)}
-    needed = MARGIN * search.rungs[-1] * sum(c.seconds_per_round() for c in now_best.values()) / search.at_once
-    return needed if needed <= AGAIN * clock.budget else 0.0
+        trainer.share_cores(processes.threads)
+    yield processes
 
 
 def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:

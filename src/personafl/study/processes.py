@@ -72,6 +72,7 @@ class Processes:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGINT)
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = None
 
     def __call__(self, due: Iterator[PendingRun], listeners: Listeners) -> Generator[tuple[PendingRun, str | None]]:
         due = map(self._with_threads, due)

@@ -61,7 +61,7 @@ def on_ray(folder: Path, address: str | None = None, at_once: int | None = None)
     if at_once is not None and at_once < 1:
         raise ConfigError(f"at-once = {at_once}: must be at least 1")
     with connect(address):
-        _check_machines(folder.absolute())
+        check_machines(folder.absolute())
         yield partial(_side_by_side, at_once)
 
 
@@ -75,7 +75,7 @@ def _side_by_side(
     try:
         while True:
             # As many wait as go on: enough for a cluster that grows with what waits, without all federations in memory.
-            most = at_once or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            most = at_once or 2 * max(1, cpus())
             while len(going_on) < most and (one := next(due, None)) is not None:
                 going_on[sent.start(one)] = _Watched(one, listeners)
             if not going_on:
@@ -94,7 +94,7 @@ def _side_by_side(
                     run.ended()
                     yield run.due, why
     finally:
-        _stop(list(going_on))
+        stop_tasks(list(going_on))
 
 
 class _Sent:
@@ -186,9 +186,9 @@ def _outcome(ref: Any, due: PendingRun) -> tuple[bool, str | None]:
     try:
         error, warnings = ray.get(ref)
     except RayTaskError as broken:
-        return False, f"{type(broken.cause).__name__}: {_line(broken.cause)}"
+        return False, f"{type(broken.cause).__name__}: {line(broken.cause)}"
     except RayError as broken:
-        return True, f"its process died ({type(broken).__name__}: {_line(broken)})"
+        return True, f"its process died ({type(broken).__name__}: {line(broken)})"
     for warning in warnings:
         log.warning("%s with seed %d: %s", due.job.method, due.job.seed, warning)
     if isinstance(error, RunError):
@@ -198,7 +198,7 @@ def _outcome(ref: Any, due: PendingRun) -> tuple[bool, str | None]:
     return False, None if error is None else str(error)
 
 
-def _stop(refs: Sequence[Any]) -> None:
+def stop_tasks(refs: Sequence[Any]) -> None:
     """End runs after their rounds, with a checkpoint."""
     if not refs:
         return
@@ -227,7 +227,14 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
 
 
-def _check_machines(folder: Path) -> None:
+def cpus() -> int:
+    """The CPUs of the cluster."""
+    import ray
+
+    return int(ray.cluster_resources().get("CPU", 1))
+
+
+def check_machines(folder: Path) -> None:
     """Every machine must have this personafl, and see and change what is in the folder."""
     import ray
     from ray.exceptions import RayError
@@ -248,7 +255,7 @@ def _check_machines(folder: Path) -> None:
             try:
                 version, taken = ray.get(answer)
             except RayError as error:
-                reason = _line(getattr(error, "cause", error))
+                reason = line(getattr(error, "cause", error))
                 raise RunError(f"{name} cannot run personafl ({reason}): install {__version__} there") from None
             if version != __version__:
                 raise RunError(f"{name} has personafl {version}, here it is {__version__}: install the same one there")
@@ -259,7 +266,8 @@ def _check_machines(folder: Path) -> None:
             token.unlink(missing_ok=True)
 
 
-def _line(error: BaseException) -> str:
+def line(error: BaseException) -> str:
+    """The first line of what an error says."""
     return next(iter(str(error).strip().splitlines()), "no reason given")
 
 

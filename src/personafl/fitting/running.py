@@ -1,0 +1,141 @@
+"""A search within its budget: asks what to train, has it trained here or elsewhere, and notes what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from personafl.fitting.budget import Clock, now
+from personafl.fitting.candidates import Outcome
+from personafl.fitting.finalists import Finalist, finalists
+from personafl.fitting.progress import FitProgress
+from personafl.fitting.search import MARGIN, Attempt, Search
+from personafl.fitting.training import Trainer, train_elsewhere, train_on_ray
+from personafl.fitting.trials import append_trial
+from personafl.signals import Interrupted, on_stop
+from personafl.study.processes import Call, Processes
+from personafl.study.ray_calls import RayCalls
+
+RESERVE = 0.06
+"""Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
+AGAIN = 0.4
+"""The largest share of the budget that is kept for training the finalists again with the validation data."""
+CHOICE_SECONDS = 2e-4
+"""What the choice takes for a validation sample, generously."""
+
+
+@dataclass
+class Running:
+    """What a search needs to go on.
+
+    Attributes
+    ----------
+    folder
+        That of the fit.
+    launcher
+        Where candidates are trained.
+    refit
+        Whether time is kept for training the finalists again.
+    """
+
+    search: Search
+    trainer: Trainer
+    clock: Clock
+    folder: Path
+    shown: FitProgress
+    launcher: Processes | RayCalls
+    refit: bool
+
+    def searched(self) -> bool:
+        """Train candidates until the time is over; True where somebody stopped it before."""
+        try:
+            with on_stop(), self.launcher:
+                going_on = True
+                while going_on:  # again where all that were going on had to end before the next could be named
+                    going_on = False
+                    for attempt, outcome in self.launcher.results(self._attempts()):
+                        if outcome is None:
+                            continue
+                        outcome = replace(outcome, at=round(self.clock.spent, 3))
+                        self.search.tell(attempt.candidate, outcome)
+                        append_trial(self.folder, attempt.candidate, outcome)
+                        self.shown.ended(self.search.leader)
+                        going_on = True
+            return False
+        except KeyboardInterrupt as stop:
+            if self.search.leader is None or _ends_at_once(stop):
+                raise
+            return True
+
+    def trained_again(self, found: list[Finalist]) -> tuple[list[Finalist], bool]:
+        """The finalists, trained once more with the validation data; and whether somebody stopped that.
+
+        All of them or none: a comparison of models that have seen more with others that have not would be unfair.
+        """
+        due = {_key(m): Attempt(m.candidate, m.outcome.rounds, again=True) for m in found}
+        left = self._before_the_end()
+        needed = MARGIN * sum(a.candidate.seconds_per_round() * a.rounds for a in due.values()) / self.search.at_once
+        if needed > left or not self.trainer.job.federation.sizes("val").any():
+            return found, False
+        made: dict[tuple[int, int], Outcome] = {}
+        try:
+            with on_stop(), self.launcher:
+                for attempt, outcome in self.launcher.results(self._call(a, left) for a in due.values()):
+                    if outcome is None or outcome.why:
+                        return found, False
+                    made[attempt.candidate.number, attempt.rounds] = outcome
+        except KeyboardInterrupt as stop:
+            if _ends_at_once(stop):
+                raise
+            return found, True
+        return [replace(m, again=made[_key(m)]) for m in found], False
+
+    def _attempts(self) -> Iterator[Call[Attempt, Outcome | None]]:
+        """What to train now, asked for whenever somebody is free."""
+        while True:
+            left = self._before_the_end() - self._again_seconds()
+            attempt = self.search.next(left)
+            if attempt is None or left <= 0:
+                return
+            yield self._call(attempt, left)
+
+    def _call(self, attempt: Attempt, left: float) -> Call[Attempt, Outcome | None]:
+        """How a candidate is trained in the seconds that are left."""
+        listeners = self.shown.tried(attempt, self.search.leader)
+        if isinstance(self.launcher, RayCalls):  # another machine has another clock
+            return attempt, train_on_ray, (attempt, left)
+        if self.launcher.at_once > 1:
+            return attempt, train_elsewhere, (attempt, now() + left)
+        return attempt, self.trainer.train, (attempt, now() + left, listeners)
+
+    def _before_the_end(self) -> float:
+        """Seconds that are left without those that the end may take.
+
+        In the end the data goes through every finalist a few times, as an evaluation does, and the choice goes through
+        the validation samples a few hundred times.
+        """
+        samples = int(self.trainer.job.federation.sizes("val").sum())
+        shortest = [o.seconds / o.rounds for c in self.search.candidates for o in c.outcomes.values() if not o.why]
+        closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
+        return self.clock.left - max(RESERVE * self.clock.budget, closing)
+
+    def _again_seconds(self) -> float:
+        """What training the finalists again may take, each as long as can be; nothing is kept where that is long."""
+        if not self.refit:
+            return 0.0
+        ahead = {m.candidate.number: m.candidate for m in finalists(self.search.candidates)}
+        needed = MARGIN * self.search.rungs[-1] * sum(c.seconds_per_round() for c in ahead.values())
+        needed /= self.search.at_once
+        return needed if needed <= AGAIN * self.clock.budget else 0.0
+
+
+def _key(model: Finalist) -> tuple[int, int]:
+    return model.candidate.number, model.outcome.rounds
+
+
+def _ends_at_once(stop: KeyboardInterrupt) -> bool:
+    """Whether it was another signal than that of Ctrl-C, after which nothing is to be finished."""
+    return isinstance(stop, Interrupted) and stop.number != 2
