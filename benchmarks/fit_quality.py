@@ -8,10 +8,10 @@ have, MNIST by a power law, and two regressions. The portfolio of `fit` was chos
 other draws of ten of these federations; the other three had no part in it.
 
 Every way gets the same budget, in seconds of one processor thread, so that a machine that does other work as well
-gives the same answer: `fit`; the methods that are best on validation data as they are (`--tuned`: how many) and
-training alone, each searched for the whole budget by the same successive halving; with `--random`, random search over
-the same methods and settings, all rounds. Every method as given is trained once. All choices are made on validation
-data. What is then compared on test data says `fit_quality_tables.py`.
+gives the same answer: `fit`; the methods that are best on validation data as they are (`--tuned`: how many), each
+searched for the whole budget by the same successive halving; with `--random`, random search over the same methods and
+settings, all rounds. Training alone is as `fit` tunes it. Every method as given is trained once for all budgets. All
+choices are made on validation data. What is then compared on test data says `fit_quality_tables.py`.
 
 Results are lines of OUT/results.jsonl; what is there is not done again. Prints Markdown tables.
 """
@@ -226,19 +226,20 @@ def at_random(trainer: Trainer, seconds: float, seed: int) -> Candidate:
 # --- one block --------------------------------------------------------------------------------------------------------
 
 
-def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder: Path) -> dict:
-    """Everything for one federation, seed and budget."""
+def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder: Path, known: dict) -> dict:
+    """Everything for one federation, seed and budget; `known` is what needs no budget, where it was found before."""
     job = job_of(name, seed)
     portfolio = Portfolio(None, job.local)
 
     def trainer(kind: str) -> Trainer:
         return Trainer(replace(job), folder / kind, portfolio)
 
-    given = as_given(trainer("given"))
-    ahead = sorted(given, key=lambda method: -given[method]["val"])
-    to_tune = list(dict.fromkeys([*ahead[:many], "separate"])) if many else []
-    found = {"federation": name, "seed": seed, "budget": seconds, "given": given}
-    found["alone again"] = alone_again(job_of(name, seed, other=1000), folder / "again")
+    found = {"federation": name, "seed": seed, "budget": seconds, **known}
+    if not known:
+        found["given"] = as_given(trainer("given"))
+        found["alone again"] = alone_again(job_of(name, seed, other=1000), folder / "again")
+    given = found["given"]
+    to_tune = sorted(given, key=lambda method: -given[method]["val"])[:many]
     begun = time.process_time()
     fitted = fit_job(job, folder / "fit", seconds, progress=False)
     found["fit_seconds"] = round(time.process_time() - begun, 1)
@@ -280,8 +281,10 @@ def main() -> None:
             for name in asked.only.split(","):
                 if (name, seed, seconds) in done:
                     continue
+                known = next((line for line in lines if (line["federation"], line["seed"]) == (name, seed)), {})
+                known = {key: known[key] for key in ("given", "alone again") if known}
                 with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-                    line = block(name, seed, seconds, asked.tuned, asked.random, Path(folder))
+                    line = block(name, seed, seconds, asked.tuned, asked.random, Path(folder), known)
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 lines.append(line)

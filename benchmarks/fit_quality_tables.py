@@ -24,12 +24,7 @@ def alone_of(line: dict) -> dict:
     """Training alone: with the validation data where the fit was trained with it, else as given or tuned by it."""
     if line.get("refit"):
         return line["alone"]
-    known = [
-        line["given"]["separate"],
-        line["alone"],
-        *([line["tuned"]["separate"]] if "separate" in line["tuned"] else []),
-    ]
-    return max(known, key=lambda entry: entry["val"])
+    return max([line["given"]["separate"], line["alone"]], key=lambda entry: entry["val"])
 
 
 def differences(entry: dict, other: dict) -> np.ndarray:
