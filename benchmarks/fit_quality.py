@@ -13,7 +13,8 @@ searched for the whole budget by the same successive halving; with `--random`, r
 settings, all rounds. Training alone is as `fit` tunes it. Every method as given is trained once for all budgets. All
 choices are made on validation data. What is then compared on test data says `fit_quality_tables.py`.
 
-Results are lines of OUT/results.jsonl; what is there is not done again. Prints Markdown tables.
+Results are lines of OUT/results.jsonl; what is there is not done again. OUT/outputs has what the finalists of each fit
+say of every sample. Prints Markdown tables.
 """
 
 import argparse
@@ -151,26 +152,44 @@ def alone_again(job: Job, folder: Path) -> dict:
     return as_given(Trainer(job, folder, Portfolio(None, job.local)), ["separate"])["separate"]
 
 
+def outputs_by(fitted: Fit, job: Job, split: str, key: str) -> torch.Tensor:
+    """What the finalists say of every sample (F, N, …): as they are used (`folder`), or as they were `searched`."""
+    summary = fitted.summary
+    fitted.summary = {**summary, "finalists": [{**model, "folder": model[key]} for model in summary["finalists"]]}
+    engine, outputs = make_engine(ENGINE, job.task, job.federation, job.local, job.seed)[0], []
+    for place, model in enumerate(summary["finalists"]):
+        run, theirs = fitted.finalist(place), engine
+        if run.task is not job.task:
+            theirs = make_engine(ENGINE, run.task, job.federation, job.local, job.seed)[0]
+        outputs.append(outputs_of(theirs, theta_of(run, model["who"], job.federation.ids), split))
+    fitted.summary = summary
+    return torch.stack(outputs)
+
+
 def before_refit(fitted: Fit, job: Job) -> dict:
     """What the models of the search would have been worth with the weights that were chosen: no last training."""
-    models = [{**model, "folder": model["searched"]} for model in fitted.summary["finalists"]]
     engine, _ = make_engine(ENGINE, job.task, job.federation, job.local, job.seed)
-    fitted.summary, summary = {**fitted.summary, "finalists": models}, fitted.summary
-    outputs = []
-    for place, model in enumerate(models):
-        run = fitted.finalist(place)
-        theirs = (
-            engine if run.task is job.task else make_engine(ENGINE, run.task, job.federation, job.local, job.seed)[0]
-        )
-        outputs.append(outputs_of(theirs, theta_of(run, model["who"], job.federation.ids), "test"))
-    fitted.summary = summary
-    mixed = mixed_outputs(job.task.kind, torch.stack(outputs), fitted.weights[owners(engine, "test")])
+    outputs = outputs_by(fitted, job, "test", "searched")
+    mixed = mixed_outputs(job.task.kind, outputs, fitted.weights[owners(engine, "test")])
     n, measure = job.federation.sizes("test"), job.task.kind.primary
     columns = measure_outputs(engine, mixed, labels(engine, "test"), n)
     values = columns["correct"] / np.maximum(n, 1) if measure.name == "accuracy" else columns[measure.name]
     values = np.where(n > 0, values, np.nan)
     return {"test": measure.pooled(values, n.astype(float)), "n": n.tolist(), "better": measure.better,
             "clients": [None if v != v else round(v, 6) for v in values], "measure": measure.name}  # fmt: skip
+
+
+def keep_outputs(fitted: Fit, job: Job, file: Path) -> None:
+    """What every finalist says of every sample, for trying other ways to choose: nothing has to be trained for them."""
+    engine, _ = make_engine(ENGINE, job.task, job.federation, job.local, job.seed)
+    kept = {"weights": fitted.weights, "labels": [model["label"] for model in fitted.summary["finalists"]]}
+    for split in ("val", "test"):
+        kept |= {f"{split}_owner": owners(engine, split), f"{split}_y": labels(engine, split).numpy()}
+        kept[f"{split}_searched"] = outputs_by(fitted, job, split, "searched").numpy()
+    if fitted.summary["refit"]:
+        kept["test_used"] = outputs_by(fitted, job, "test", "folder").numpy()
+    file.parent.mkdir(exist_ok=True)
+    np.savez_compressed(file, **kept)
 
 
 def trained_again(trainer: Trainer, single: dict) -> dict:
@@ -226,8 +245,8 @@ def at_random(trainer: Trainer, seconds: float, seed: int) -> Candidate:
 # --- one block --------------------------------------------------------------------------------------------------------
 
 
-def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder: Path, known: dict) -> dict:
-    """Everything for one federation, seed and budget; `known` is what needs no budget, where it was found before."""
+def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder: Path, known: dict, kept: Path) -> dict:
+    """Everything for one federation, seed and budget; `known` is what needs no budget, from before."""
     job = job_of(name, seed)
     portfolio = Portfolio(None, job.local)
 
@@ -247,6 +266,7 @@ def block(name: str, seed: int, seconds: float, many: int, chance: bool, folder:
     found["refit"] = fitted.summary["refit"]
     if fitted.summary["refit"]:
         found["fit before"] = before_refit(fitted, job)
+    keep_outputs(fitted, job, kept / f"{name}-{seed}-{seconds:g}.npz")
     found["way"], found["trials"] = fitted.summary["way"], len(fitted.summary["trials"])
     found["alone"] = alone_within(fitted)
     if chance:
@@ -284,7 +304,9 @@ def main() -> None:
                 known = next((line for line in lines if (line["federation"], line["seed"]) == (name, seed)), {})
                 known = {key: known[key] for key in ("given", "alone again") if known}
                 with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-                    line = block(name, seed, seconds, asked.tuned, asked.random, Path(folder), known)
+                    line = block(
+                        name, seed, seconds, asked.tuned, asked.random, Path(folder), known, asked.out / "outputs"
+                    )
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 lines.append(line)
