@@ -247,6 +247,8 @@ def _write_config(folder: Path, job: Job, trainer: Trainer, ended: ending.Ending
     tables["algorithm"] = described(candidate.algorithm)
     tables["local"] = candidate.local.table()
     text = "# The best single method of a fit, chosen on validation data.\n"
+    if best.who == "global":
+        text += "# It is the global model that was best: models/global.safetensors of a run.\n"
     if "class" in job.tables.get("model", {}):
         text += (
             "# The model was made in Python: name it, [model] name = 'package.module:Name' (docs/your-package.md).\n"
