@@ -22,7 +22,7 @@ from personafl.fitting.candidates import Portfolio
 from personafl.fitting.finalists import finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.result import Fit
-from personafl.fitting.running import Running
+from personafl.fitting.running import STOPPED, Running
 from personafl.fitting.search import Search
 from personafl.fitting.summary import summary_of
 from personafl.fitting.training import Trainer
@@ -193,12 +193,13 @@ def fit_job(
                 stopped = running.searched()
                 if search.leader is None:
                     raise _nothing(search, seconds, clock)
-                found = finalists(search.candidates)
-                if refit and not stopped:
-                    found, stopped = running.trained_again(found)
+                found, not_again = finalists(search.candidates), ""
+                if refit:
+                    found, not_again = (found, STOPPED) if stopped else running.trained_again(found)
+                    stopped = not_again == STOPPED
                 shown.say("choosing for each client, then measuring on test data")
                 ended = ending.end(trainer, found, mixtures)
-                told = summary_of(job, search, ended, clock.spent, seconds, stopped, refit)
+                told = summary_of(job, search, ended, clock.spent, seconds, stopped, not_again)
                 ending.write(folder, trainer, ended, told, clock.spent)
                 _write_config(folder, job, trainer, ended)
     made = Fit(folder, job, portfolio, temporary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from personafl.fitting.budget import Clock, now
 from personafl.fitting.candidates import Outcome
 from personafl.fitting.finalists import Finalist, finalists
 from personafl.fitting.progress import FitProgress
-from personafl.fitting.search import MARGIN, Attempt, Search
+from personafl.fitting.search import MARGIN, Attempt, Search, together
 from personafl.fitting.training import Trainer, train_elsewhere, train_on_ray
 from personafl.fitting.trials import append_trial
 from personafl.signals import Interrupted, on_stop
@@ -25,6 +25,9 @@ AGAIN = 0.4
 """The largest share of the budget that is kept for training the finalists again with the validation data."""
 CHOICE_SECONDS = 2e-4
 """What the choice takes for a validation sample, generously."""
+WITH_VALIDATION = "the finalists again with the validation data"
+NO_TIME = f"There was no time to train {WITH_VALIDATION}."
+STOPPED = f"Somebody stopped the fit before it trained {WITH_VALIDATION}."
 
 
 @dataclass
@@ -70,28 +73,33 @@ class Running:
                 raise
             return True
 
-    def trained_again(self, found: list[Finalist]) -> tuple[list[Finalist], bool]:
-        """The finalists, trained once more with the validation data; and whether somebody stopped that.
+    def trained_again(self, found: list[Finalist]) -> tuple[list[Finalist], str]:
+        """The finalists, trained once more with the validation data; or as they are, and a sentence that says why.
 
         All of them or none: a comparison of models that have seen more with others that have not would be unfair.
         """
+        if not self.trainer.job.federation.sizes("val").any():
+            return found, ""
         due = {_key(m): Attempt(m.candidate, m.outcome.rounds, again=True) for m in found}
-        left = self._before_the_end()
-        needed = MARGIN * sum(a.candidate.seconds_per_round() * a.rounds for a in due.values()) / self.search.at_once
-        if needed > left or not self.trainer.job.federation.sizes("val").any():
-            return found, False
+        if self._seconds_again(list(due.values())) > self._before_the_end():
+            return found, NO_TIME
         made: dict[tuple[int, int], Outcome] = {}
         try:
             with on_stop(), self.launcher:
-                for attempt, outcome in self.launcher.results(self._call(a, left) for a in due.values()):
-                    if outcome is None or outcome.why:
-                        return found, False
+                # Each has the time that is left when it begins, so that all of them end in time.
+                calls = (self._call(attempt, self._before_the_end()) for attempt in due.values())
+                for attempt, outcome in self.launcher.results(calls):
+                    if outcome is None:
+                        return found, NO_TIME
+                    if outcome.why:
+                        what = f"{attempt.candidate.described()}: {outcome.why}"
+                        return found, f"It failed to train {WITH_VALIDATION} ({what})."
                     made[attempt.candidate.number, attempt.rounds] = outcome
         except KeyboardInterrupt as stop:
             if _ends_at_once(stop):
                 raise
-            return found, True
-        return [replace(m, again=made[_key(m)]) for m in found], False
+            return found, STOPPED
+        return [replace(m, again=made[_key(m)]) for m in found], ""
 
     def _attempts(self) -> Iterator[Call[Attempt, Outcome | None]]:
         """What to train now, asked for whenever somebody is free."""
@@ -127,9 +135,17 @@ class Running:
         if not self.refit:
             return 0.0
         ahead = {m.candidate.number: m.candidate for m in finalists(self.search.candidates)}
-        needed = MARGIN * self.search.rungs[-1] * sum(c.seconds_per_round() for c in ahead.values())
-        needed /= self.search.at_once
+        needed = self._seconds_again([Attempt(c, self.search.rungs[-1], again=True) for c in ahead.values()])
         return needed if needed <= AGAIN * self.clock.budget else 0.0
+
+    def _seconds_again(self, attempts: Sequence[Attempt]) -> float:
+        """What these trainings may take; with more samples, a training by epochs has more steps."""
+        job, more = self.trainer.job, 1.0
+        if job.local.epochs is not None:
+            train, val = (int(job.federation.sizes(split).sum()) for split in ("train", "val"))
+            more = (train + val) / max(train, 1)
+        seconds = [MARGIN * more * a.candidate.seconds_per_round() * a.rounds for a in attempts]
+        return together(seconds, self.search.at_once)
 
 
 def _key(model: Finalist) -> tuple[int, int]:
