@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 import personafl as pf
 from personafl.cli import app
+from personafl.config import read_config
+from personafl.errors import ConfigError
 
 CONFIG = """
 rounds = 6
@@ -58,3 +60,45 @@ def test_a_mixture_of_a_model_by_name_is_opened_exported_and_given_to_newcomers(
     for name, value in load_file(tmp_path / "new.safetensors").items():
         assert value.shape[0] == 1, name
     assert found.personalize(rng.random((20, 64), np.float32), rng.integers(0, 10, 20))(x).shape == (5, 10)
+
+
+def test_chosen_toml_is_taken_by_deploy_as_it_is(folder, tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from personafl.backends.flower.app import read_operator
+
+    words = ["deploy", "init", str(tmp_path / "clinics"), "--config", str(folder / "chosen.toml")]
+    done = CliRunner().invoke(app, [*words, "--sites", "a,b,c"])
+    assert done.exit_code == 0, done.output
+    chosen = read_config(folder / "chosen.toml")
+    trained, settings = read_operator(tmp_path / "clinics" / "federation.toml")
+    assert (trained.algorithm, trained.local, trained.model) == (chosen.algorithm, chosen.local, chosen.model)
+    assert trained.schedule.rounds == chosen.schedule.rounds and trained.seed == chosen.seed
+    assert (settings.input_shape, settings.classes, settings.clients) == ((64,), 10, ("a", "b", "c"))
+    assert settings.secure is not None or trained.robust is not None, "protected as the example is"
+
+
+def test_a_config_that_does_not_say_what_samples_look_like_is_no_federation(folder, tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from personafl.backends.deploy import init_federation
+
+    with pytest.raises(
+        ConfigError, match=r"job\.toml does not say what the sites' samples look like: add \[federation\]"
+    ):
+        init_federation(tmp_path / "clinics", config=folder.parent / "job.toml")
+    assert not (tmp_path / "clinics").exists(), "no keys were made"
+
+
+def test_a_fit_of_data_from_python_is_not_run_on_other_data(tmp_path):
+    """chosen.toml cannot name data and modules of Python: a run asks for them, and takes no others."""
+    federation = pf.data.build(pf.data.Digits(), pf.partition.Dirichlet(clients=4, alpha=1.0), (0.5, 0.25, 0.25))
+    clients = {name: federation.client(name) for name in federation.ids}
+    same = {"methods": ["fedavg"], "trials": 3, "rounds": 2}
+    for k, given in enumerate((federation, pf.Federation.from_clients(clients))):
+        made = pf.fit(given, **same, out=tmp_path / str(k))
+        with pytest.raises(ConfigError, match=r"\[federation\] without \[data\] is for sites"):
+            read_config(made.path / "chosen.toml")
+    made = pf.fit(federation, torch.nn.Linear(64, 10), **same, out=tmp_path / "module")
+    with (made.path / "chosen.toml").open("a") as file:
+        file.write('[data]\nname = "digits"\n')
+    with pytest.raises(ConfigError, match=r"\[model\] has no name"):
+        read_config(made.path / "chosen.toml")
