@@ -16,10 +16,6 @@ from tests.fitting.test_fit_folder import CONFIG
 __all__ = ["federation"]
 
 
-def hits_of(outputs, y):
-    return (outputs.argmax(1) == y).float()
-
-
 @pytest.mark.parametrize(("first", "says"), [(4, "what was trained is kept. Continue with: personafl fit"),
                                              (1, "before anything was trained far enough")])  # fmt: skip
 def test_after_sigterm_nothing_is_chosen_and_the_message_says_what_is_there(tmp_path, monkeypatch, first, says):
@@ -60,4 +56,4 @@ def test_scores_of_another_measure_are_not_gone_on_with(federation, tmp_path):
     same = {"methods": ["fedavg"], "trials": 3, "out": tmp_path / "fit", **QUICK}
     pf.fit(federation, module(), **same)
     with pytest.raises(RunError, match="holds another fit: its measure differs"):
-        pf.fit(federation, module(), metrics={"hits": hits_of}, resume=True, **same)
+        pf.fit(federation, module(), task=pf.tasks.Classification(metrics=("f1",)), resume=True, **same)
