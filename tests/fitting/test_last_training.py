@@ -9,7 +9,7 @@ import pytest
 
 import personafl as pf
 from personafl.fitting.budget import Clock
-from personafl.fitting.candidates import Candidate, Outcome, Portfolio
+from personafl.fitting.candidates import REFERENCES, Candidate, Outcome, Portfolio
 from personafl.fitting.running import Running
 from personafl.fitting.search import MARGIN, Attempt, Search
 from personafl.fitting.training import Trainer
@@ -94,3 +94,17 @@ def test_what_it_may_take(job, tmp_path, local, at_once, seconds):
     train, val = (int(job.federation.sizes(split).sum()) for split in ("train", "val"))
     wanted = MARGIN * (5.0 * (train + val) / train if seconds is None else seconds)
     assert running._seconds_again([Attempt(c, 6, again=True) for c in took]) == pytest.approx(wanted)
+
+
+def test_time_that_the_last_training_turns_out_not_to_need_goes_to_the_search(job, tmp_path):
+    """Finalists may yet be trained to the end; where they were not, what that would take is not kept from others."""
+    search = Search(Portfolio(["ditto"], pf.Local()), pf.Local(), 27, 0)
+    running = Running(search, Trainer(job, tmp_path, search.portfolio), Clock(1000.0), tmp_path, None, None, True)
+    for number, method in enumerate((*REFERENCES, "ditto")):
+        search.put(Candidate(number, method, {}, {3: Outcome(3, 0.5, 0.4, 3.0, "x")}))
+    left, longest, now = running._before_the_end(), MARGIN * 4 * 27.0, MARGIN * 4 * 3.0
+    assert running._for_attempts() == pytest.approx(left - longest, abs=0.5), "enough for all: the longest are kept"
+    running.clock = Clock(1000.0, spent=left - longest)
+    rest = running._before_the_end()
+    assert running._for_attempts() == pytest.approx((rest - now) / 2.5, abs=0.5)
+    assert (rest - now) / 2.5 > 20.0 > rest - longest, "somebody is trained who was not"

@@ -12,7 +12,7 @@ from personafl.fitting.budget import Clock, now
 from personafl.fitting.candidates import Outcome
 from personafl.fitting.finalists import Finalist, finalists
 from personafl.fitting.progress import FitProgress
-from personafl.fitting.search import MARGIN, Attempt, Search, together
+from personafl.fitting.search import FACTOR, MARGIN, Attempt, Search, together
 from personafl.fitting.training import Trainer, train_elsewhere, train_on_ray
 from personafl.fitting.trials import append_trial
 from personafl.signals import Interrupted, on_stop
@@ -23,6 +23,8 @@ RESERVE = 0.06
 """Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
 AGAIN = 0.4
 """The largest share of the budget that is kept for training the finalists again with the validation data."""
+ONCE_MORE = FACTOR / (FACTOR - 1)
+"""Rounds of a rung to those above the rung below: training somebody again to what training it further."""
 CHOICE_SECONDS = 2e-4
 """What the choice takes for a validation sample, generously."""
 WITH_VALIDATION = "the finalists again with the validation data"
@@ -104,7 +106,7 @@ class Running:
     def _attempts(self) -> Iterator[Call[Attempt, Outcome | None]]:
         """What to train now, asked for whenever somebody is free."""
         while True:
-            left = self._before_the_end() - self._again_seconds()
+            left = self._for_attempts()
             attempt = self.search.next(left)
             if attempt is None or left <= 0:
                 return
@@ -130,13 +132,22 @@ class Running:
         closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
         return self.clock.left - max(RESERVE * self.clock.budget, closing)
 
-    def _again_seconds(self) -> float:
-        """What training the finalists again may take, each as long as can be; nothing is kept where that is long."""
+    def _for_attempts(self) -> float:
+        """Seconds that the next attempt may take: those for the last training are kept, unless they are many.
+
+        They may yet be trained as long as can be. In the end it is known that they were not: then they may as well be
+        trained as they are, and whoever is tried now as well, once more.
+        """
+        left = self._before_the_end()
         if not self.refit:
-            return 0.0
-        ahead = {m.candidate.number: m.candidate for m in finalists(self.search.candidates)}
-        needed = self._seconds_again([Attempt(c, self.search.rungs[-1], again=True) for c in ahead.values()])
-        return needed if needed <= AGAIN * self.clock.budget else 0.0
+            return left
+        ahead = {_key(m): m for m in finalists(self.search.candidates)}
+        longest = {m.candidate.number: Attempt(m.candidate, self.search.rungs[-1]) for m in ahead.values()}
+        most = self._seconds_again(list(longest.values()))
+        if most > AGAIN * self.clock.budget:
+            return left
+        now = self._seconds_again([Attempt(m.candidate, m.outcome.rounds) for m in ahead.values()])
+        return max(left - most, (left - now) / (1 + ONCE_MORE))
 
     def _seconds_again(self, attempts: Sequence[Attempt]) -> float:
         """What these trainings may take; with more samples, a training by epochs has more steps."""
