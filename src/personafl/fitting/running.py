@@ -114,12 +114,12 @@ class Running:
 
     def _call(self, attempt: Attempt, left: float) -> Call[Attempt, Outcome | None]:
         """How a candidate is trained in the seconds that are left."""
-        listeners = self.shown.tried(attempt, self.search.leader)
+        self.shown.tried(attempt, self.search.leader)
         if isinstance(self.launcher, RayCalls):  # another machine has another clock
             return attempt, train_on_ray, (attempt, left)
         if self.launcher.at_once > 1:
             return attempt, train_elsewhere, (attempt, now() + left)
-        return attempt, self.trainer.train, (attempt, now() + left, listeners)
+        return attempt, self.trainer.train, (attempt, now() + left)
 
     def _before_the_end(self) -> float:
         """Seconds that are left without those that the end may take.
