@@ -186,7 +186,13 @@ def parse(values: Mapping[str, Any]) -> Config:
             "[secure] is for a federation (docs/flower.md): in a simulation everything is in one process, and there is "
             "nobody to hide answers from; leave it out"
         )
+    if "federation" in values and "data" not in values:
+        raise ConfigError(
+            "[federation] without [data] is for sites, which bring their own (docs/deploy.md): one process needs [data]"
+        )
     for key in values:
+        if key == "federation":  # who takes part in a real one, in a config that serves both
+            continue
         if key in (f.name for f in fields(Local)):
             raise ConfigError(f"unknown key {key!r} (did you mean 'local.{key}'?): it belongs into the table [local]")
         require_known_key("", key, (*_TOP, *_TABLES))

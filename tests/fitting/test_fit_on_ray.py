@@ -4,6 +4,8 @@ import pytest
 
 import personafl as pf
 from personafl.errors import ConfigError
+from personafl.study.ray_calls import calls_on_ray
+from personafl.study.ray_launcher import cpus
 from tests.fitting.test_fit import QUICK, federation, module
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'personafl[ray]'")
@@ -39,3 +41,9 @@ def test_candidates_on_ray_are_those_of_this_process(federation, tmp_path, monke
 def test_places_that_are_none(federation, settings, says):
     with pytest.raises(ConfigError, match=says):
         pf.fit(federation, module(), **settings, **QUICK)
+
+
+def test_no_more_go_on_than_the_cluster_has_cpus_for(tmp_path):
+    """Those that wait there would begin to count their time when they begin, and the budget would be over."""
+    with calls_on_ray(tmp_path, None, 1000, 1, None) as calls:
+        assert calls.at_once == cpus()

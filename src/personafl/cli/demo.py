@@ -85,6 +85,7 @@ def demo(
 def _fit(rounds: int, seed: int, folder: Path, as_json: bool) -> None:
     """`fit` on the demo's federation, in two minutes."""
     begun = time.monotonic()
+    from personafl.cli.console import err
     from personafl.cli.fit import tell
     from personafl.config import parse
     from personafl.fitting.config import config_job_to_fit
@@ -95,9 +96,13 @@ def _fit(rounds: int, seed: int, folder: Path, as_json: bool) -> None:
     try:
         with on_stop():
             job = config_job_to_fit(parse({**fit_tables(), "rounds": rounds, "seed": seed}))
-            tell(fit_job(job, folder, "2m", begun=begun), as_json)
+            found = fit_job(job, folder, "2m", begun=begun)
     except KeyboardInterrupt as stop:
+        say(err, f"Stopped; what was trained is in {folder}.")
         raise typer.Exit(exit_code(stop)) from None
+    tell(found, as_json)
+    if found.summary["stopped"]:
+        raise typer.Exit(130)
 
 
 def _plan(which: Which, weights: Path | None, rounds: int, seed: int, seeds: int) -> Plan:

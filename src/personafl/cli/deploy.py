@@ -27,6 +27,12 @@ def init(
     by_request: Annotated[
         bool, typer.Option("--by-request", help="Sites make their own keys: site request, then deploy accept.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What is trained, such as chosen.toml of a fit. Default: an example.", readable=False
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a federation that is ready to start: app, config, scripts, certificates, keys.
@@ -40,6 +46,8 @@ def init(
       personafl deploy init federation
 
       personafl deploy init clinics --address fl.example.org:9092 --by-request
+
+      personafl deploy init clinics --config runs/best/chosen.toml
     """
     from personafl.cli.console import out
 
@@ -47,7 +55,7 @@ def init(
     from personafl.backends.deploy import init_federation
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    layout = init_federation(folder, names, address, by_request)
+    layout = init_federation(folder, names, address, by_request, config)
     if as_json:
         print_json({"folder": str(folder), "sites": list(layout.sites), "address": address})
         return

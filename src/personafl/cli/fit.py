@@ -75,11 +75,31 @@ def fit(
     from personafl.cli.console import err
     from personafl.fitting.config import config_job_to_fit
     from personafl.fitting.fit import fit_job
+    from personafl.fitting.trials import TRIALS_FILE
     from personafl.signals import exit_code, on_stop
 
     config = _config(source, label, client, set_ or [])
     folder = out_folder or Path("runs") / f"{source.name.split('.')[0]}-fit"
     names = [name.strip() for name in methods.split(",") if name.strip()]
+
+    def again() -> str:
+        words = ["personafl", "fit", str(source), "--budget", budget, "--out", str(folder), "--resume"]
+        words += ["-a", ",".join(names)] if names else []
+        words += ["--one-model"] if one_model else []
+        words += ["--no-refit"] if no_refit else []
+        given: dict[str, Any] = {
+            "--trials": trials,
+            "--at-once": at_once,
+            "--on": on if on != "here" else None,
+            "--address": address,
+            "--label": label,
+            "--client": client,
+            "--data-dir": data_dir,
+        }
+        for option, value in given.items():
+            words += [option, str(value)] if value else []
+        return shlex.join([*words, *(w for part in set_ or [] for w in ("-s", part))])
+
     try:
         with on_stop():
             job = config_job_to_fit(config)
@@ -99,27 +119,14 @@ def fit(
                 not no_refit,
             )
     except KeyboardInterrupt as stop:
-        say(err, "Stopped before anything was trained far enough to choose from.")
+        if (folder / TRIALS_FILE).exists():
+            say(err, f"Stopped; what was trained is kept. Continue with: {again()}")
+        else:
+            say(err, "Stopped before anything was trained far enough to choose from.")
         raise typer.Exit(exit_code(stop)) from None
     tell(found, as_json)
     if found.summary["stopped"]:
-        words = ["personafl", "fit", str(source), "--budget", budget, "--out", str(folder), "--resume"]
-        words += ["-a", ",".join(names)] if names else []
-        words += ["--one-model"] if one_model else []
-        words += ["--no-refit"] if no_refit else []
-        given: dict[str, Any] = {
-            "--trials": trials,
-            "--at-once": at_once,
-            "--on": on if on != "here" else None,
-            "--address": address,
-            "--label": label,
-            "--client": client,
-            "--data-dir": data_dir,
-        }
-        for option, value in given.items():
-            words += [option, str(value)] if value else []
-        words += [w for part in set_ or [] for w in ("-s", part)]
-        say(err, f"Stopped; this is the best so far. Continue with: {shlex.join(words)}")
+        say(err, f"Stopped; this is the best so far. Continue with: {again()}")
         raise typer.Exit(130)
 
 

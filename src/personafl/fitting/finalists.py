@@ -17,6 +17,7 @@ from personafl.fitting.candidates import REFERENCES, Candidate, Outcome
 from personafl.fitting.choice import Floats
 from personafl.kernels.losses import couples_samples
 from personafl.kernels.task import Task
+from personafl.report.fits import GLOBAL
 from personafl.runs.run import Run
 from personafl.states import Ints
 from personafl.storage.reading import open_tensors, parsed, read_tensors
@@ -56,22 +57,21 @@ class Finalist:
 
 
 def finalists(candidates: Sequence[Candidate], most: int = MOST) -> list[Finalist]:
-    """The models to choose from: the references, then the best of other methods, one each, then the best of all.
+    """The models to choose from: the references, the best of all, the best of other methods, then the next best.
 
-    Names are those of the methods, and `one model` is FedAvg's global one.
+    Of a method it is its personalized models or its global one, whichever is better. Names are those of the methods,
+    and `one model` is FedAvg's global one.
     """
     models = [model for candidate in candidates for model in _models(candidate)]
     models.sort(key=lambda m: (-m.score, m.candidate.number))
     wanted = [("separate", "personal"), ("fedavg", "global"), ("fedavg-ft", "personal")]
     chosen = [m for want in wanted if (m := next((m for m in models if (m.candidate.method, m.who) == want), None))]
+    chosen += [model for model in models[:1] if model not in chosen]  # so that no choice is worse than the best of all
     for once in (True, False):  # first the best of each method
         for model in models:
-            methods = [(m.candidate.method, m.who) for m in chosen]
-            if (
-                len(chosen) < most
-                and model not in chosen
-                and not (once and (model.candidate.method, model.who) in methods)
-            ):
+            known = _kind(model) in map(_kind, chosen) if once else model in chosen
+            other = not once and model.who == "global" and model.candidate.method != "fedavg"
+            if len(chosen) < most and not known and not other:
                 chosen.append(model)
     labels: list[str] = []
     out = []
@@ -90,22 +90,27 @@ def _models(candidate: Candidate) -> list[Finalist]:
     found = []
     for who, key in (("personal", "score"), ("global", "global_score")):
         known = [o for o in candidate.outcomes.values() if not o.why and np.isfinite(getattr(o, key))]
-        if not known or (who == "global" and candidate.method not in ("fedavg",)):
+        if not known:
             continue
         best = max(known, key=lambda o: (getattr(o, key), -o.rounds))
         found.append(Finalist(candidate, best, who, float(getattr(best, key)), label(candidate.method, who)))
     return found
 
 
+def _kind(model: Finalist) -> tuple[str, str]:
+    """Models that are alike: those of a method; FedAvg's personalized ones are not like its global one."""
+    return model.candidate.method, model.who if model.candidate.method == "fedavg" else ""
+
+
 def label(method: str, who: str) -> str:
     """How a finalist is called.
 
-    >>> label("separate", "personal"), label("fedavg", "global"), label("ditto", "personal")
-    ('alone', 'one model', 'ditto')
+    >>> label("separate", "personal"), label("fedavg", "global"), label("ditto", "personal"), label("ditto", "global")
+    ('alone', 'one model', 'ditto', 'ditto, global')
     """
-    if method == REFERENCES[0]:
-        return "alone"
-    return "one model" if who == "global" else method
+    if who == "global":
+        return "one model" if method == "fedavg" else f"{method}{GLOBAL}"
+    return "alone" if method == REFERENCES[0] else method
 
 
 def theta_of(run: Run, who: str, ids: Sequence[str]) -> Tensor:

@@ -13,6 +13,7 @@ import tomli_w
 from torch import nn
 
 from personafl.algorithms import Algorithm, Separate
+from personafl.data.sources import SOURCES
 from personafl.errors import ConfigError, RunError
 from personafl.federation import Federation
 from personafl.files import write_text
@@ -22,13 +23,13 @@ from personafl.fitting.candidates import Portfolio
 from personafl.fitting.finalists import finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.result import Fit
-from personafl.fitting.running import Running
+from personafl.fitting.running import STOPPED, Running
 from personafl.fitting.search import Search
 from personafl.fitting.summary import summary_of
 from personafl.fitting.training import Trainer
 from personafl.fitting.trials import check_same, read_trials
 from personafl.fitting.validation import with_validation
-from personafl.inputs import shape_of
+from personafl.inputs import shape_of, written_shape
 from personafl.jobs import module_tables, module_task, training_labels, with_settings
 from personafl.kernels.task import Objective, Task
 from personafl.models import default_model, initialize
@@ -193,12 +194,13 @@ def fit_job(
                 stopped = running.searched()
                 if search.leader is None:
                     raise _nothing(search, seconds, clock)
-                found = finalists(search.candidates)
-                if refit and not stopped:
-                    found, stopped = running.trained_again(found)
+                found, not_again = finalists(search.candidates), ""
+                if refit:
+                    found, not_again = (found, STOPPED) if stopped else running.trained_again(found)
+                    stopped = not_again == STOPPED
                 shown.say("choosing for each client, then measuring on test data")
                 ended = ending.end(trainer, found, mixtures)
-                told = summary_of(job, search, ended, clock.spent, seconds, stopped, refit)
+                told = summary_of(job, search, ended, clock.spent, seconds, stopped, not_again)
                 ending.write(folder, trainer, ended, told, clock.spent)
                 _write_config(folder, job, trainer, ended)
     made = Fit(folder, job, portfolio, temporary)
@@ -236,19 +238,33 @@ def _nothing(search: Search, seconds: float, clock: Clock) -> ConfigError:
 
 
 def _write_config(folder: Path, job: Job, trainer: Trainer, ended: ending.Ending) -> None:
-    """chosen.toml: the best single method with its settings, as `personafl run` and `deploy` take it."""
+    """chosen.toml: the best single method with its settings, as `run` and `deploy init --config` take it."""
     best = max(ended.finalists, key=lambda model: model.score)
     candidate = trainer.job_of(best.candidate, best.outcome.rounds)
     tables: dict[str, Any] = {"seed": job.seed, "rounds": best.outcome.rounds, "activity": job.schedule.activity}
+    named = _data_is_named(job.tables)
     for name in ("data", "partition", "splits", "splitting", "task", "backbone", "model"):
-        table = job.tables.get(name)
-        if table is not None and (not isinstance(table, dict) or "name" in table or name == "backbone"):
-            tables[name] = table
+        if name in job.tables and (name != "data" or named):
+            tables[name] = job.tables[name]
+    looks = {"input_shape": written_shape(shape_of(job.federation.x)), "classes": job.federation.classes}
+    if job.federation.classes is None:
+        looks["outputs"] = job.federation.y.shape[1] if job.federation.y.ndim > 1 else 1
+    tables["federation"] = looks
     tables["algorithm"] = described(candidate.algorithm)
     tables["local"] = candidate.local.table()
     text = "# The best single method of a fit, chosen on validation data.\n"
+    if best.who == "global":
+        text += "# It is the global model that was best: models/global.safetensors of a run.\n"
+    if not named:
+        text += "# The data was given in Python: a run needs [data]; the sites of a federation bring their own.\n"
     if "class" in job.tables.get("model", {}):
         text += (
             "# The model was made in Python: name it, [model] name = 'package.module:Name' (docs/your-package.md).\n"
         )
     write_text(folder / "chosen.toml", text + tomli_w.dumps(without_none(tables)))
+
+
+def _data_is_named(tables: Mapping[str, Any]) -> bool:
+    """Whether a config can name the data: that of Python has no path, and may be divided in another way."""
+    name = tables.get("data", {}).get("name")
+    return name in SOURCES and ("partition" in tables or getattr(SOURCES[name], "structure", "") != "pool")

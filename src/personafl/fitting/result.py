@@ -180,11 +180,11 @@ class Fit(Run):
         if found:
             assert self._job is not None and self._portfolio is not None
             algorithm, _ = self._portfolio.made(model["method"], model["settings"], self._job.local)
-            return Run(self.path / "candidates" / model["folder"], algorithm=algorithm, task=self._made(algorithm),
+            return Run(self.path / "candidates" / model["folder"], algorithm=algorithm, task=self._trained(algorithm),
                        backbone=self._job.federation.backbone)  # fmt: skip
         return Run(self.path / "candidates" / model["folder"], module=self._module, backbone=self._backbone)
 
-    def _made(self, algorithm: Any) -> Any:
+    def _trained(self, algorithm: Any) -> Any:
         from personafl.algorithms.extras import trained_task
 
         assert self._job is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from personafl.fitting.budget import Clock, now
 from personafl.fitting.candidates import Outcome
 from personafl.fitting.finalists import Finalist, finalists
 from personafl.fitting.progress import FitProgress
-from personafl.fitting.search import MARGIN, Attempt, Search
+from personafl.fitting.search import FACTOR, MARGIN, Attempt, Search, together
 from personafl.fitting.training import Trainer, train_elsewhere, train_on_ray
 from personafl.fitting.trials import append_trial
 from personafl.signals import Interrupted, on_stop
@@ -23,8 +23,13 @@ RESERVE = 0.06
 """Share of the budget that is kept for the choice, test data and the folder, before it is known what these take."""
 AGAIN = 0.4
 """The largest share of the budget that is kept for training the finalists again with the validation data."""
+ONCE_MORE = FACTOR / (FACTOR - 1)
+"""Rounds of a rung to those above the rung below: training somebody again to what training it further."""
 CHOICE_SECONDS = 2e-4
 """What the choice takes for a validation sample, generously."""
+WITH_VALIDATION = "the finalists again with the validation data"
+NO_TIME = f"There was no time to train {WITH_VALIDATION}."
+STOPPED = f"Somebody stopped the fit before it trained {WITH_VALIDATION}."
 
 
 @dataclass
@@ -70,33 +75,38 @@ class Running:
                 raise
             return True
 
-    def trained_again(self, found: list[Finalist]) -> tuple[list[Finalist], bool]:
-        """The finalists, trained once more with the validation data; and whether somebody stopped that.
+    def trained_again(self, found: list[Finalist]) -> tuple[list[Finalist], str]:
+        """The finalists, trained once more with the validation data; or as they are, and a sentence that says why.
 
         All of them or none: a comparison of models that have seen more with others that have not would be unfair.
         """
+        if not self.trainer.job.federation.sizes("val").any():
+            return found, ""
         due = {_key(m): Attempt(m.candidate, m.outcome.rounds, again=True) for m in found}
-        left = self._before_the_end()
-        needed = MARGIN * sum(a.candidate.seconds_per_round() * a.rounds for a in due.values()) / self.search.at_once
-        if needed > left or not self.trainer.job.federation.sizes("val").any():
-            return found, False
+        if self._seconds_again(list(due.values())) > self._before_the_end():
+            return found, NO_TIME
         made: dict[tuple[int, int], Outcome] = {}
         try:
             with on_stop(), self.launcher:
-                for attempt, outcome in self.launcher.results(self._call(a, left) for a in due.values()):
-                    if outcome is None or outcome.why:
-                        return found, False
+                # Each has the time that is left when it begins, so that all of them end in time.
+                calls = (self._call(attempt, self._before_the_end()) for attempt in due.values())
+                for attempt, outcome in self.launcher.results(calls):
+                    if outcome is None:
+                        return found, NO_TIME
+                    if outcome.why:
+                        what = f"{attempt.candidate.described()}: {outcome.why}"
+                        return found, f"It failed to train {WITH_VALIDATION} ({what})."
                     made[attempt.candidate.number, attempt.rounds] = outcome
         except KeyboardInterrupt as stop:
             if _ends_at_once(stop):
                 raise
-            return found, True
-        return [replace(m, again=made[_key(m)]) for m in found], False
+            return found, STOPPED
+        return [replace(m, again=made[_key(m)]) for m in found], ""
 
     def _attempts(self) -> Iterator[Call[Attempt, Outcome | None]]:
         """What to train now, asked for whenever somebody is free."""
         while True:
-            left = self._before_the_end() - self._again_seconds()
+            left = self._for_attempts()
             attempt = self.search.next(left)
             if attempt is None or left <= 0:
                 return
@@ -104,12 +114,12 @@ class Running:
 
     def _call(self, attempt: Attempt, left: float) -> Call[Attempt, Outcome | None]:
         """How a candidate is trained in the seconds that are left."""
-        listeners = self.shown.tried(attempt, self.search.leader)
+        self.shown.tried(attempt, self.search.leader)
         if isinstance(self.launcher, RayCalls):  # another machine has another clock
             return attempt, train_on_ray, (attempt, left)
         if self.launcher.at_once > 1:
             return attempt, train_elsewhere, (attempt, now() + left)
-        return attempt, self.trainer.train, (attempt, now() + left, listeners)
+        return attempt, self.trainer.train, (attempt, now() + left)
 
     def _before_the_end(self) -> float:
         """Seconds that are left without those that the end may take.
@@ -122,14 +132,31 @@ class Running:
         closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
         return self.clock.left - max(RESERVE * self.clock.budget, closing)
 
-    def _again_seconds(self) -> float:
-        """What training the finalists again may take, each as long as can be; nothing is kept where that is long."""
+    def _for_attempts(self) -> float:
+        """Seconds that the next attempt may take: those for the last training are kept, unless they are many.
+
+        They may yet be trained as long as can be. In the end it is known that they were not: then they may as well be
+        trained as they are, and whoever is tried now as well, once more.
+        """
+        left = self._before_the_end()
         if not self.refit:
-            return 0.0
-        ahead = {m.candidate.number: m.candidate for m in finalists(self.search.candidates)}
-        needed = MARGIN * self.search.rungs[-1] * sum(c.seconds_per_round() for c in ahead.values())
-        needed /= self.search.at_once
-        return needed if needed <= AGAIN * self.clock.budget else 0.0
+            return left
+        ahead = {_key(m): m for m in finalists(self.search.candidates)}
+        longest = {m.candidate.number: Attempt(m.candidate, self.search.rungs[-1]) for m in ahead.values()}
+        most = self._seconds_again(list(longest.values()))
+        if most > AGAIN * self.clock.budget:
+            return left
+        now = self._seconds_again([Attempt(m.candidate, m.outcome.rounds) for m in ahead.values()])
+        return max(left - most, (left - now) / (1 + ONCE_MORE))
+
+    def _seconds_again(self, attempts: Sequence[Attempt]) -> float:
+        """What these trainings may take; with more samples, a training by epochs has more steps."""
+        job, more = self.trainer.job, 1.0
+        if job.local.epochs is not None:
+            train, val = (int(job.federation.sizes(split).sum()) for split in ("train", "val"))
+            more = (train + val) / max(train, 1)
+        seconds = [MARGIN * more * a.candidate.seconds_per_round() * a.rounds for a in attempts]
+        return together(seconds, self.search.at_once)
 
 
 def _key(model: Finalist) -> tuple[int, int]:

@@ -45,6 +45,15 @@ def rungs(rounds: int) -> list[int]:
     return sorted({math.ceil(rounds / FACTOR**i) for i in range(RUNGS)})
 
 
+def together(seconds: Sequence[float], at_once: int) -> float:
+    """How long trainings take of which so many go on at a time: not less than the longest of them.
+
+    >>> together([4.0, 1.0, 1.0], 1), together([4.0, 1.0, 1.0], 2), together([1.0, 1.0, 1.0], 2), together([], 2)
+    (6.0, 4.0, 1.5, 0.0)
+    """
+    return max(sum(seconds) / at_once, max(seconds, default=0.0))
+
+
 class Search:
     """Asked what to train next, told what came of it.
 
@@ -199,7 +208,7 @@ class Search:
     def _must_close(self, left: float) -> bool:
         """Whether the time that is left is only just enough for those who have to be trained to the end."""
         going = [Attempt(c, self.rungs[-1]) for c in self._important()[: 1 + len(REFERENCES)]]
-        needed = sum(self.cost(a) for a in going if a.candidate.rounds < a.rounds) / self.at_once
+        needed = together([self.cost(a) for a in going if a.candidate.rounds < a.rounds], self.at_once)
         known = [c.outcomes[self.rungs[0]].seconds for c in self.candidates if self.rungs[0] in c.outcomes]
         return bool(needed) and left < needed + float(np.median(known))
 

@@ -23,9 +23,9 @@ CALLED = {"alone": "Training alone", "global": "One model for all"}
 
 
 def summary_of(
-    job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool, refit: bool
+    job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool, not_again: str
 ) -> dict[str, Any]:
-    """What fit.json says; `refit`: whether the finalists were to be trained again."""
+    """What fit.json says; `not_again`: why the finalists were not trained again, where they should have been."""
     measure, table = job.task.kind.primary, ending.table
     n = np.asarray(table.column("n_test").to_numpy(), np.float64)
     test = _test(measure, table, n, job.seed)
@@ -60,7 +60,7 @@ def summary_of(
                           for _, o in sorted(c.outcomes.items())]}
             for c in search.candidates
         ],
-        "sentences": _sentences(measure, test, ending, search, spent, budget, labels, refit),
+        "sentences": _sentences(measure, test, ending, search, spent, budget, labels, not_again),
     }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def _against(measure: Measure, called: str, other: dict[str, Any]) -> str:
 
 def _sentences(
     measure: Measure, test: dict[str, Any], ending: Ending, search: Search, spent: float, budget: float,
-    labels: Sequence[str], refit: bool,
+    labels: Sequence[str], not_again: str,
 ) -> list[str]:  # fmt: skip
     way = ending.choice.way
     tried = [c for c in search.candidates if c.outcomes]
@@ -131,8 +131,8 @@ def _sentences(
             said.append(_against(measure, called, test[who]))
     if _refitted(ending):
         said.append("The finalists were then trained again, with the validation data among the training data.")
-    elif refit:
-        said.append("There was no time to train the finalists again with the validation data.")
+    elif not_again:
+        said.append(not_again)
     if short := _cut_short(search):
         said.append(f"There was no time to train these to the end, which flatters the fit beside them: {short}.")
     if "alone" in labels:

@@ -29,6 +29,7 @@ def check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
         "fingerprint": job.federation.fingerprint,
         "parameters": job.task.size,
         "loss": job.task.kind.loss_name,
+        "measure": job.task.kind.primary.name,
         "rounds": job.schedule.rounds,
         "activity": job.schedule.activity,
         "seed": job.seed,
@@ -42,6 +43,7 @@ def check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
         write_text(file, json.dumps(now, indent=1) + "\n")
         return
     before = read_json(file, dict[str, Any])
+    before.setdefault("measure", now["measure"])  # which earlier versions did not note
     for key, value in now.items():
         if before.get(key) != value:
             raise RunError(

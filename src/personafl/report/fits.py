@@ -12,6 +12,17 @@ from personafl.report.numbers import rounded
 
 ROW_OF = {"alone": "separate", "one model": "fedavg"}
 """Finalists that a report calls as the method whose run they are from."""
+GLOBAL = ", global"
+"""What is added to a method's name where a finalist is its global model."""
+
+
+def row_of(label: str) -> str:
+    """What a report calls the run that a finalist is from.
+
+    >>> row_of("one model"), row_of("ditto, global"), row_of("ditto (2)")
+    ('fedavg', 'ditto', 'ditto (2)')
+    """
+    return ROW_OF.get(label, label.replace(GLOBAL, ""))
 
 
 def fit_data(fitted: Mapping[str, Any], methods: Sequence[str], kept: Ints) -> dict[str, Any] | None:
@@ -47,7 +58,7 @@ def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str
             for way in fitted["ways"]
         ],
         "finalists": [
-            {"label": label, "method": _index(methods, ROW_OF.get(label, label)),
+            {"label": label, "method": _index(methods, row_of(label)),
              "settings": in_words(model["settings"]), "rounds": int(model["rounds"]), "score": model["score"],
              "clients": int((weights[:, f] > 0).sum()),
              "mostly": int((weights.argmax(1) == f).sum()), "weight": round(float(weights[:, f].mean()), 4)}

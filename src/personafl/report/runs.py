@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from personafl.errors import RunError
-from personafl.report.fits import ROW_OF
+from personafl.report.fits import row_of
 from personafl.runs.run import Run
 from personafl.storage.reading import read_json
 from personafl.storage.schemas import Comparison, Fit
@@ -84,7 +84,7 @@ def _of_fit(path: Path, fitted: dict[str, Any], title: str) -> Reported:
     seed = int(fit.manifest["seed"])
     methods = {"fit": {seed: fit}}
     for model in fitted["finalists"]:
-        name = ROW_OF.get(model["label"], model["label"])
+        name = row_of(str(model["label"]))
         methods.setdefault(name, {seed: Run(path / "candidates" / model["folder"])})
     comparison = {"added": [], "failures": [], "searches": [], "fit": fitted}
     return Reported(methods, title, comparison=comparison)

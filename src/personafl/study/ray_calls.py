@@ -70,7 +70,7 @@ def calls_on_ray(
     address
         See `backends.ray.start.connect`.
     at_once
-        How many calls at a time; left out, as many as the CPUs of the cluster allow.
+        How many calls at a time; left out, or more than the CPUs of the cluster allow, as many as these.
     threads
         Of each call.
     given
@@ -79,7 +79,8 @@ def calls_on_ray(
     require_ray("on = 'ray'")
     with connect(address):
         check_machines(folder)
-        yield RayCalls(at_once or max(1, cpus() // threads), threads, given)
+        most = max(1, cpus() // threads)  # more would wait there, and their time would not begin
+        yield RayCalls(min(at_once or most, most), threads, given)
 
 
 def _result(ref: Any) -> Any:

@@ -10,6 +10,7 @@ deploy.toml         what `deploy init` was asked for
 from __future__ import annotations
 
 import re
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,15 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from personafl.backends.deploy.certificates import issue_server, issue_site, make_authority
 from personafl.backends.deploy.keys import make_key, write_private
 from personafl.backends.deploy.proxy import write_proxy
+from personafl.backends.flower.app import read_operator
 from personafl.backends.flower.secure.settings import LEAST
+from personafl.config import read_tables
 from personafl.errors import ConfigError
-from personafl.files import disk_errors
+from personafl.files import disk_errors, write_text
 from personafl.version import __version__
 
+OF_SIMULATIONS = ("data", "partition", "splits", "splitting", "engine", "methods", "ray")
+"""What a config says of a simulation, and the sites of a federation decide for themselves."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RESERVED = ("superlink", "proxy", "run")
 SCRIPTS = (
@@ -154,7 +159,11 @@ class Material:
 
 
 def init_federation(
-    folder: Path, sites: Sequence[str] = (), address: str = Layout.address, by_request: bool = False
+    folder: Path,
+    sites: Sequence[str] = (),
+    address: str = Layout.address,
+    by_request: bool = False,
+    config: Path | None = None,
 ) -> Layout:
     """Write a federation that is ready to start into a new or empty folder.
 
@@ -168,6 +177,8 @@ def init_federation(
         HOST:PORT by which the sites reach the operator's machine.
     by_request
         Sites make their keys themselves, see `accept_request`; False, as for a rehearsal: they are made here.
+    config : Path, optional
+        What is trained, such as chosen.toml of a fit; left out, an example. See `given_config`.
 
     Examples
     --------
@@ -181,12 +192,15 @@ def init_federation(
     layout = Layout(folder, tuple(sites) or Layout.sites, address)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: name a new one, for keys and settings are never replaced")
-    named = ", ".join(f'"{name}"' for name in layout.sites)
     # Secure aggregation where it can be: with enough sites, which have each other's keys. Else a robust rule.
     summed = len(layout.sites) >= LEAST and not by_request
-    how = {"sites": named, "min_answers": min(2, len(layout.sites))}
-    config = template("federation.toml", **how, protection=template("secure.toml" if summed else "robust.toml"))
-    write_federation(layout, Material.make(layout, by_request), config)
+    if config is None:
+        named = ", ".join(f'"{name}"' for name in layout.sites)
+        how = {"sites": named, "min_answers": min(2, len(layout.sites))}
+        text = template("federation.toml", **how, protection=template("secure.toml" if summed else "robust.toml"))
+    else:
+        text = given_config(config, layout.sites, summed)
+    write_federation(layout, Material.make(layout, by_request), text)
     return layout
 
 
@@ -225,6 +239,39 @@ def split_address(address: str) -> tuple[str, int]:
     if not (_HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ConfigError(f"address {address!r}: must be HOST:PORT, such as fl.example.org:9092")
     return host.strip("[]"), int(port)
+
+
+def given_config(path: Path, sites: Sequence[str], summed: bool) -> str:
+    """An operator's config from one of a simulation, which says what the sites' samples look like (`[federation]`).
+
+    What is about the data of a simulation is left out. Where it asks for no protection, it gets secure aggregation
+    (`summed`: where there are enough sites for it) or a robust rule, if the algorithm can be combined with them.
+    """
+    tables = {key: value for key, value in read_tables(path).items() if key not in OF_SIMULATIONS}
+    own = tables.get("federation")
+    if not isinstance(own, dict) or "input_shape" not in own:
+        raise ConfigError(
+            f"{path} does not say what the sites' samples look like: add [federation] with input_shape, and classes "
+            "unless it is a regression, as chosen.toml of a fit has them"
+        )
+    own = {**own, "clients": list(sites), "min_answers": min(2, len(sites))}
+    own.pop("sites", None)
+    text = f"# What the federation trains, from {path.name}.\n\n" + tomli_w.dumps({**tables, "federation": own})
+    protections = [template(name) for name in (["secure.toml"] if summed else []) + ["robust.toml"]]
+    if "secure" in tables or "robust" in tables:
+        protections = []
+    why: ConfigError | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        for protection in [*protections, ""]:
+            file = Path(folder) / path.name
+            write_text(file, text + protection)
+            try:
+                read_operator(file)
+                return text + protection
+            except ConfigError as error:
+                why = ConfigError(str(error).replace(str(file), str(path)))
+    assert why is not None
+    raise why
 
 
 def template(name: str, /, **values: object) -> str:
