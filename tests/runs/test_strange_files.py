@@ -232,3 +232,59 @@ def test_damage_follows_from_the_seed(tmp_path):
 
     said = [damage(copied(OLD / "selffl", tmp_path / "run"), random.Random(7)) for _ in range(2)]
     assert said[0] == said[1]
+
+
+RESAVED = """
+import sys
+from pathlib import Path
+from personafl.storage.unpacked import parquet_table
+
+path = Path(sys.argv[1])
+whole, read = path.read_bytes(), 0
+for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(sys.argv[2])]) + whole[at + 1 :])
+    try:
+        parquet_table(path)
+        read += 1
+    except Exception:
+        pass
+print(read)
+"""
+
+
+@pytest.mark.parametrize("bit", [0, 2])
+def test_no_flipped_bit_of_what_a_table_says_of_itself_ends_the_process(tmp_path, bit):
+    """pyarrow calls abort() where what is said of a column makes no sense and somebody looks at it."""
+    table = {"client": ["a", "b", "c"], "n_test": [1, 2, 3], "loss": [0.1, 0.2, None]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    command = [sys.executable, "-c", RESAVED, str(tmp_path / "a.parquet"), str(bit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+@pytest.mark.parametrize(
+    "key", ["resolved.input_shape", "resolved.input_dtype", "resolved.outputs", "resolved.classes", "local", "versions"]
+)
+def test_what_run_toml_lacks_of_a_model_is_named_by_whoever_needs_it(old, tmp_path, key):
+    table, _, name = key.rpartition(".")
+    change(old, lambda manifest: (manifest[table] if table else manifest).pop(name))
+    run, damaged = pf.load_run(old), 0
+    x, y = np.zeros((6, 64), np.float32), np.arange(6) % 2
+    for use in (
+        lambda: run.personal("client-1"),
+        lambda: run.personalize(x, y),
+        lambda: export(run, ["client-1"], tmp_path / "out"),
+    ):
+        try:
+            use()
+        except RunError as error:
+            assert str(error) == f"{old / 'run.toml'} is damaged: it lacks {key}"
+            damaged += 1
+    assert damaged
+
+
+def test_a_run_whose_metrics_are_gone_says_what_it_is(tmp_path):
+    run = train_config(parse({**SETTINGS, "algorithm": "fedavg"}), tmp_path / "run", federation=federation())
+    change(run.path, lambda manifest: manifest["resolved"].update(metrics={}))
+    assert repr(pf.load_run(run.path)).startswith("Run of fedavg: 2 of 2 rounds")
