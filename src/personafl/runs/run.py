@@ -102,7 +102,7 @@ class Run(RunTables):
         last = self._evaluation()
         names = [*(measure.name for measure in self.measures[:1]), "loss"]
         shown = [f"{who}_{name}" for who in ("personal", "global") for name in names]
-        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if key in last)
+        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if last.get(key) is not None)
         score += f" (test data, after round {last['round']})" if score else NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
