@@ -175,7 +175,7 @@ def order(clinics, name, number):
 def test_the_key_of_orders_is_renewed_with_nobody_locked_out(clinics, tmp_path):
     operator, site = clinics / "operator", tmp_path / "at" / "north"
     asked(tmp_path)
-    old = site / "orders.pub"
+    old, former = site / "orders.pub", (operator / "orders.key").read_bytes()
 
     def give():
         old.write_text((clinics / "handout" / "orders.pub").read_text())
@@ -196,6 +196,9 @@ def test_the_key_of_orders_is_renewed_with_nobody_locked_out(clinics, tmp_path):
     assert len(old.read_text().splitlines()) == 1
     with pytest.raises(ConfigError, match="begin without --finish"):
         rotate_orders(clinics, finish=True)
+    (operator / "orders.key").write_bytes(former)
+    with pytest.raises(ConfigError, match="has not signed"):  # whoever still has the old key
+        obeys(6)
 
 
 def test_a_site_that_was_not_told_of_the_new_key_does_not_obey_it(clinics, tmp_path):
