@@ -61,6 +61,8 @@ def parquet_table(path: Path) -> pa.Table:
         raise ValueError(f"it has {len(schema):,} columns, more than {MOST_COLUMNS:,}")
     if len(set(schema.names)) < len(schema):
         raise ValueError("two of its columns have the same name")
+    if nested := [field for field in schema if pa.types.is_nested(field.type)]:
+        raise ValueError(f"column {nested[0].name!r} is of type {nested[0].type}")
     schema = schema.remove_metadata()
     return pa.Table.from_batches([b.cast(schema) for b in parquet_batches(path, 1 << 16)], schema)
 
