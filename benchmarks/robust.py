@@ -33,7 +33,7 @@ METHODS = {
     "fedper": pf.FedPer(), "apfl": pf.APFL(), "fedamp": pf.FedAMP(), "heurfedamp": pf.HeurFedAMP(),
     "selffl": pf.SelfFL(),
 }  # fmt: skip
-RULES = ("none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median")
+RULES = ("none", "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
 SIZES = {"scaled": 100.0, "sign-flipped": 3.0, "gaussian": 10.0, "count-inflated": 1000.0, "label-flipped": 1.0}
 SHARES = (0.1, 0.2, 0.4)
 CLIENTS = 20

@@ -32,6 +32,19 @@ def test_each_version_of_the_changelog_has_each_kind_of_change_once() -> None:
         assert len(kinds) == len(set(kinds)), kinds
 
 
+@pytest.mark.parametrize(("name", "hole", "fixed"), [("pyarrow", "23.0.0", "23.0.1"), ("ray", "2.54.1", "2.55.0")])
+def test_floors_and_locks_exclude_known_holes(name: str, hole: str, fixed: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    listed = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    asked = [wanted for wanted in map(Requirement, listed) if wanted.name == name]
+    assert asked and all(not wanted.specifier.contains(hole) and wanted.specifier.contains(fixed) for wanted in asked)
+    (locked,) = re.findall(rf"^{name}==(\S+)", (ROOT / "requirements.lock").read_text("utf-8"), flags=re.MULTILINE)
+    assert asked[0].specifier.contains(locked)
+
+
 @pytest.mark.parametrize(("file", "extra"), [("requirements.lock", "dev"), ("requirements-docs.lock", "docs")])
 def test_a_lock_pins_every_package_to_hashes_except_torch(file: str, extra: str) -> None:
     lock = (ROOT / file).read_text("utf-8").replace("\\\n", "")

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import tomllib
 
 import numpy as np
@@ -150,7 +151,30 @@ def test_a_dangling_link_leads_no_resumed_run_out_of_its_folder(tmp_path, name):
     assert not outside.exists()
 
 
-def test_a_wide_table_is_refused_and_wide_data_takes_no_quadratic_time(old, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_wide_data_takes_no_quadratic_time(tmp_path, kind):
+    """Eight times as many columns: 8 times as long in proportion, 64 times by the square."""
+
+    def seconds(columns):
+        table = {"client": ["a", "b"] * 6, "y": [0, 1] * 6, **{f"c{k}": np.arange(12.0) for k in range(columns)}}
+        path = tmp_path / f"{columns}.{kind}"
+        if kind == "csv":
+            rows = [",".join(map(str, row)) for row in zip(*table.values(), strict=True)]
+            path.write_text("\n".join([",".join(table), *rows]))
+        else:
+            pq.write_table(pa.table(table), path)
+        taken = []
+        for _ in range(2):
+            begun = time.process_time()
+            pf.Federation.from_table(path, client="client", label="y")
+            taken.append(time.process_time() - begun)
+        return min(taken)
+
+    assert seconds(16_000) < 25 * seconds(2_000)
+
+
+def test_a_wide_table_of_a_run_is_refused(old):
     table = pq.read_table(old / "clients.parquet")
     wide = pa.table({**{n: table.column(n) for n in table.column_names}, **{f"c{k}": [0.0] * 12 for k in range(5000)}})
     pq.write_table(wide, old / "clients.parquet")
@@ -232,3 +256,70 @@ def test_damage_follows_from_the_seed(tmp_path):
 
     said = [damage(copied(OLD / "selffl", tmp_path / "run"), random.Random(7)) for _ in range(2)]
     assert said[0] == said[1]
+
+
+RESAVED = """
+import sys
+from pathlib import Path
+from personafl.storage.unpacked import parquet_table
+
+path = Path(sys.argv[1])
+whole, read = path.read_bytes(), 0
+for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(sys.argv[2])]) + whole[at + 1 :])
+    try:
+        parquet_table(path)
+        read += 1
+    except Exception:
+        pass
+print(read)
+"""
+
+
+@pytest.mark.parametrize("bit", [0, 2])
+@pytest.mark.parametrize("lists", [False, True])
+def test_no_flipped_bit_of_what_a_table_says_of_itself_ends_the_process(tmp_path, bit, lists):
+    """pyarrow calls abort() where what is said of a column makes no sense and somebody looks at it."""
+    table = {"client": ["a", "b", "c"], "n_test": [1, 2, 3], "loss": [0.1, 0.2, None]}
+    table |= {"more": [[1], [2, 3], []]} if lists else {}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    command = [sys.executable, "-c", RESAVED, str(tmp_path / "a.parquet"), str(bit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) > 0) != lists
+
+
+@pytest.mark.parametrize(
+    "key", ["resolved.input_shape", "resolved.input_dtype", "resolved.outputs", "resolved.classes", "local", "versions"]
+)
+def test_what_run_toml_lacks_of_a_model_is_named_by_whoever_needs_it(old, tmp_path, key):
+    table, _, name = key.rpartition(".")
+    change(old, lambda manifest: (manifest[table] if table else manifest).pop(name))
+    run, damaged = pf.load_run(old), 0
+    x, y = np.zeros((6, 64), np.float32), np.arange(6) % 2
+    for use in (
+        lambda: run.personal("client-1"),
+        lambda: run.personalize(x, y),
+        lambda: export(run, ["client-1"], tmp_path / "out"),
+    ):
+        try:
+            use()
+        except RunError as error:
+            assert str(error) == f"{old / 'run.toml'} is damaged: it lacks {key}"
+            damaged += 1
+    assert damaged
+
+
+def test_a_run_whose_metrics_are_gone_says_what_it_is(tmp_path):
+    run = train_config(parse({**SETTINGS, "algorithm": "fedavg"}), tmp_path / "run", federation=federation())
+    change(run.path, lambda manifest: manifest["resolved"].update(metrics={}))
+    assert repr(pf.load_run(run.path)).startswith("Run of fedavg: 2 of 2 rounds")
+
+
+def test_a_score_that_is_null_is_left_out(old):
+    lines = [json.loads(line) for line in (old / "rounds.jsonl").read_text().splitlines()]
+    lines[-1]["personal_accuracy"] = None
+    (old / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run = pf.load_run(old)
+    assert "personal_accuracy" not in run.score and "personal_loss" in run.score
+    assert "personal_loss" in repr(run) and "personal_accuracy" not in repr(run)

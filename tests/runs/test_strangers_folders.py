@@ -115,6 +115,13 @@ def gained(folder, base):
     sentence(found, 1.1), words(check(run))
 
 
+def scored(folder, base):
+    run = opened(folder)
+    repr(run), run._repr_html_(), run.score
+    if isinstance(run, pf.Run):
+        run.rounds(), run.predictions(), run.measures, run.global_model()
+
+
 def resumed(folder, base):
     name = "fedamp" if base == "fedamp" else "selffl"
     train_config(parse({**SETTINGS, "algorithm": name, "rounds": 3}), folder, True, federation=federation())
@@ -137,6 +144,7 @@ def drive(bases, place, seed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             action(folder, base)
+            scored(folder, base)
     except PersonaflError as error:
         return error
     except Exception as error:

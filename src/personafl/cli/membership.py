@@ -112,7 +112,9 @@ def rotate(
 
 
 def deploy_check(folder: Folder, as_json: Json = False) -> None:
-    """Look at the certificates of a federation: which end within 30 days?
+    """Look at the certificates and keys of a federation: which end within 30 days?
+
+    A key has no end of its own: it is to be renewed when it is 825 days old.
 
     Exit code 0 when none has ended, 1 when one has.
 

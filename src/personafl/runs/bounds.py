@@ -11,6 +11,8 @@ from torch import nn
 
 from personafl.errors import PersonaflError, RunError
 from personafl.storage.folder import RunFolder
+from personafl.storage.reading import checked
+from personafl.storage.schemas import Described
 
 MOST = 10**6
 """A setting that is a whole number: steps, layers, units. A stranger's run must not train for years."""
@@ -22,6 +24,11 @@ def check_settings(path: Path, kind: str, table: Any) -> None:
     for key, value in _numbers(kind, table):
         if isinstance(value, int) and not -MOST <= value <= MOST and key.rpartition(".")[2] not in _ANY:
             raise RunError(f"{path / 'run.toml'}: {key} = {value}: more than {MOST:,} is not taken from a run folder")
+
+
+def described(file: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.toml says of the model, if it says all that it takes to make it again."""
+    return dict(checked(manifest["resolved"], Described, file, "resolved"))
 
 
 def check_size(folder: RunFolder, build: Callable[[], nn.Module]) -> None:

@@ -22,6 +22,8 @@ from personafl.pretrained.backbone import PretrainedModel
 from personafl.pretrained.onnx import OnnxModule
 from personafl.runs.backbones import example_of
 from personafl.runs.run import NOT_FINISHED, Run
+from personafl.storage.reading import checked
+from personafl.storage.schemas import Exported
 from personafl.tasks import TASKS, LearningTask
 
 Format = Literal["safetensors", "torch", "onnx"]
@@ -59,6 +61,7 @@ def export(run: Run, clients: Sequence[str], folder: Path, formats: Sequence[For
         raise ConfigError(f"--format onnx needs the package {lacking[0]}: pip install 'personafl[onnx]'")
     if not run.complete:
         raise RunError(f"{run.path} has no models yet: {NOT_FINISHED}")
+    checked(run.manifest, Exported, run.path / "run.toml")
     if run.pretrained is not None and {"torch", "onnx"} & set(formats) and isinstance(run.backbone.module, OnnxModule):
         raise ConfigError("a backbone that is an ONNX file cannot be exported with the head: use --format safetensors")
     rows = {row["client"]: row for row in run.clients().to_pylist()}

@@ -23,6 +23,7 @@ from personafl.kernels.modes import frozen_hashes
 from personafl.models import initialize
 from personafl.plugins import why
 from personafl.registry import checked, class_path, is_class_path, not_frozen
+from personafl.runs.bounds import described
 from personafl.storage.folder import RunFolder
 from personafl.storage.reading import open_tensors
 
@@ -61,10 +62,10 @@ def called(module: nn.Module) -> str | None:
 
 def how_to_give(manifest: Mapping[str, Any], path: Path) -> str:
     """What a user writes to open a run whose model is their own."""
-    described, resolved = (
+    model, resolved = (
         table if isinstance(table := manifest.get(key), Mapping) else {} for key in ("model", "resolved")
     )
-    name = resolved.get("module") or (described.get("class") if "name" in described else None)
+    name = resolved.get("module") or (model.get("class") if "name" in model else None)
     # What a stranger's folder says is shown where it is nothing but a name.
     known = name if isinstance(name, str) and _NAME.fullmatch(name) else "package.module:Name"
     return f"load_run({str(path)!r}, module=…) in Python, --module {known} on the command line"
@@ -157,6 +158,6 @@ def _built(name: str, kind: Any, manifest: Mapping[str, Any], constants: Mapping
     if wrong := not_frozen(kind):
         raise ModelError(f"--module {name!r}: {wrong}")
     table = {k: v for k, v in manifest.get("model", {}).items() if k not in ("name", "class", "weights")}
-    resolved = manifest["resolved"]
+    resolved = described(Path("run.toml"), manifest)
     model = checked(kind, "model", table)
     return initialize(model, read_shape(resolved["input_shape"]), resolved["outputs"], int(manifest["seed"]), constants)

@@ -31,7 +31,7 @@ from personafl.notebook import card, curve
 from personafl.pretrained.backbone import Backbone, PretrainedModel
 from personafl.registry import Registry, checked, choose_known
 from personafl.runs.backbones import RAW, RawData, pairs_with_tokens, run_backbone, with_tokens
-from personafl.runs.bounds import check_settings, check_size
+from personafl.runs.bounds import check_settings, check_size, described
 from personafl.runs.modules import check_fits, how_to_give
 from personafl.runs.plots import RunPlots, curve_of
 from personafl.runs.tables import NO_SCORE, RunTables
@@ -100,8 +100,9 @@ class Run(RunTables):
         done, wanted = len(self.rounds()), self.manifest["rounds"]
         name, clients = self.manifest["algorithm"]["name"], self.manifest["resolved"]["clients"]
         last = self._evaluation()
-        shown = [f"{who}_{name}" for who in ("personal", "global") for name in (self.measures[0].name, "loss")]
-        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if key in last)
+        names = [*(measure.name for measure in self.measures[:1]), "loss"]
+        shown = [f"{who}_{name}" for who in ("personal", "global") for name in names]
+        score = ", ".join(f"{key} {last[key]:.4g}" for key in dict.fromkeys(shown) if last.get(key) is not None)
         score += f" (test data, after round {last['round']})" if score else NO_SCORE if done else "none yet"
         kept = " (temporary, deleted with this object: out=… keeps it)" if self._temporary else ""
         then = "run.clients(), run.personal(client), run.personalize(x, y)" if self.complete else NOT_FINISHED
@@ -298,14 +299,13 @@ class Run(RunTables):
     def task(self) -> Task:
         """The model with its loss and metrics."""
         if self._task is None:
-            resolved = self.manifest["resolved"]
             module = self._module
             if module is None:
-                described = self.manifest.get("model", {})
-                if "class" in described and "name" not in described:  # it was made in Python
+                model = self.manifest.get("model", {})
+                if "class" in model and "name" not in model:  # it was made in Python
                     give = how_to_give(self.manifest, self.path)
-                    raise RunError(f"{self.path} trained a {described['class']}: give it, {give}")
-                module = self._made(resolved)
+                    raise RunError(f"{self.path} trained a {model['class']}: give it, {give}")
+                module = self._made(described(self.path / "run.toml", self.manifest))
             self._task = self.wrapped(Task(module, self._kind()))
         return self._task
 
@@ -342,10 +342,15 @@ class Run(RunTables):
         """The task as run.toml has it; of a loss of somebody's own only the name is known."""
         resolved = self.manifest["resolved"]
         loss = resolved["loss"]
-        if "task" not in resolved or resolved["task"].get("name") == "own":
-            return LOSSES[loss]() if loss in LOSSES else OwnTask(own_loss=_unknown_loss)
-        found: LearningTask = choose_known("task", resolved["task"], TASKS)
-        return found.with_own(_unknown_loss) if loss == "custom" else found
+        if of_own := "task" not in resolved or resolved["task"].get("name") == "own":
+            if loss not in LOSSES:
+                return OwnTask(own_loss=_unknown_loss)
+            found: LearningTask = LOSSES[loss]()
+        else:
+            found = choose_known("task", resolved["task"], TASKS)
+        if found.has_classes and resolved.get("classes") is None:
+            raise RunError(f"{self.path / 'run.toml'} is damaged: it lacks resolved.classes")
+        return found.with_own(_unknown_loss) if loss == "custom" and not of_own else found
 
     def _models(self, name: str) -> Any:
         path = self.folder.models / f"{name}.safetensors"

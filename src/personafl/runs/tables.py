@@ -103,7 +103,7 @@ class RunTables:
     def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
         names = ("accuracy", "loss", *(measure.name for measure in self.measures))
         wanted = {f"{who}_{name}" for who in WHO for name in names}
-        return {key: value for key, value in record.items() if key in wanted}
+        return {key: value for key, value in record.items() if key in wanted and value is not None}
 
     @property
     def measures(self) -> tuple[Measure, ...]:

@@ -40,6 +40,9 @@ def _check_shape(value: Any) -> Any:
     return _require(value, sum(lengths) <= MOST_VALUES, f"a sample may have {MOST_VALUES:,} values")
 
 
+Dtype = Literal[
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"
+]  # fmt: skip
 Shape = Annotated[list[Count] | dict[str, list[Count]], AfterValidator(_check_shape)]
 
 # --- run.toml -------------------------------------------------------------------------------------------------------
@@ -76,6 +79,18 @@ class _Resolved(_BegunResolved):
     fingerprint: str
     loss: str
     parameters: Count
+
+
+class _Taken(BaseModel):
+    input_shape: Shape
+    input_dtype: Dtype | dict[str, Dtype]
+
+
+class Described(_Taken):
+    """What run.toml has to say of a model that is made again: what it takes and gives."""
+
+    outputs: Annotated[int, Ge(1), Le(2**31)]
+    raw: _Taken | None = None
 
 
 class _Backbone(_Named):
@@ -120,6 +135,15 @@ class Manifest(BegunManifest):
     rounds: Count
     algorithm: _Named
     resolved: _Resolved
+
+
+class Exported(BaseModel):
+    """run.toml, with what the card of a model says."""
+
+    model: Table
+    local: Table
+    versions: Table
+    resolved: Described
 
 
 # --- rounds.jsonl, timings.jsonl, the checkpoint --------------------------------------------------------------------

@@ -132,6 +132,14 @@ def test_a_key_that_others_can_read(site):
     assert bad(site) == {"key": "others can read node.key: chmod 600 node.key"}
 
 
+def test_an_old_key_is_a_warning(site):
+    assert findings(site)["age of the key"].state == "good"
+    then = time.time() - 900 * 86_400
+    os.utime(site / "node.key", (then, then))
+    assert "900 days old: renew it, personafl site request --new-key" in findings(site)["age of the key"].about
+    assert not bad(site)
+
+
 def test_files_that_others_can_read_are_named(site):
     assert findings(site)["files"].state == "good"
     site.chmod(0o755)

@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 import tarfile
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from personafl.backends.deploy import accept_request, request_membership, revoke_site
 from personafl.backends.deploy.processes import free_ports
 from personafl.backends.deploy.rehearsal import JOIN, find_nginx, has_joined
+from personafl.backends.deploy.rotation import rotate_orders, rotate_server
+from personafl.backends.flower.pins import code_sha256
 from personafl.backends.flower.signed_files import verify_file
 from personafl.storage import checkpoint
 from personafl.storage.chained_log import ChainedLog
@@ -66,6 +69,67 @@ def test_a_refusal_by_a_policy_reaches_the_operator_and_is_on_both_records(live,
     assert verify_file(signed, live.deployment.layout.site("north") / "node.pub") == "north"
     models = live.deployment.run_folder / "models" / "global.safetensors"
     assert verify_file(models, live.deployment.layout.operator / "orders.pub") == "the operator"
+
+
+@pytest.fixture
+def policies(live):
+    """Sets what the policies of the sites are; they are as before in the end."""
+    files = {name: live.deployment.layout.site(name) / "policy.toml" for name in SITES}
+    before = {name: file.read_text() for name, file in files.items()}
+    yield lambda **tables: [files[name].write_text(tomli_w.dumps(table)) for name, table in tables.items()]
+    for name, file in files.items():
+        file.write_text(before[name])
+
+
+def test_hours_noise_code_rounds_sums_and_sizes_are_the_sites_to_decide(live, policies):
+    """Each site refuses for a reason of its own, and the operator reads it."""
+    now = datetime.now().hour
+    policies(
+        north={"hours": [f"{(now + 6) % 24:02}:00-{(now + 18) % 24:02}:00"]},
+        south={"least_noise": 4.0},
+        west={"code": code_sha256("personafl"), "hours": ["00:00-24:00"], "weights": [], "outgoing": {"theta": 10**6}},
+    )
+    live.begin("fedavg", rounds=1)
+    live.end()
+    (dropped,) = live.dropped().values()
+    assert set(dropped) == {"north", "south"} and live.states("west")
+    assert "it works in the hours" in dropped["north"] and "(policy: hours)" in dropped["north"]
+    assert "privacy.noise of at least 4, this run has 0" in dropped["south"]
+    policies(north={"secure": True}, south={"outgoing": {"theta": 10}}, west={"most_rounds": 1})
+    live.begin("fedavg", rounds=1)
+    live.end()
+    (dropped,) = live.dropped().values()
+    assert "only with secure aggregation, and this run has none (policy: secure)" in dropped["north"]
+    assert "theta may leave with at most 10 bytes" in dropped["south"]
+    assert "trains in at most 1 rounds in all" in dropped["west"] and "(policy: most_rounds)" in dropped["west"]
+    assert not any(live.states(name) for name in SITES)
+
+
+def test_keys_of_server_and_orders_are_renewed_between_runs(live):
+    """Sites notice nothing of the server's; who was not given the new key of orders does not obey it."""
+    deployment = live.deployment
+    operator, handout = deployment.layout.operator, deployment.layout.folder / "handout" / "orders.pub"
+    rotate_server(deployment.layout.folder, deployment.layout.folder.parent / "operator" / "ca.key")
+    for name in ("proxy", "superlink"):
+        deployment.kill(name)
+    deployment.start_superlink()
+    deployment.start_proxy()
+    rotate_orders(deployment.layout.folder)
+    for name in ("north", "south"):
+        (deployment.layout.site(name) / "orders.pub").write_text(handout.read_text())
+    live.begin("fedavg", rounds=1)  # signed with the old key still
+    live.end()
+    assert not live.dropped()
+    rotate_orders(deployment.layout.folder, finish=True)
+    live.begin("fedavg", {"patience": 120.0}, rounds=1)
+    live.end()
+    (dropped,) = live.dropped().values()
+    assert set(dropped) == {"west"} and not live.states("west") and live.states("north") and live.states("south")
+    for name in SITES:
+        (deployment.layout.site(name) / "orders.pub").write_text(handout.read_text())
+    live.begin("fedavg", rounds=1)
+    live.end()
+    assert not live.dropped() and len((operator / "orders.pub").read_text().splitlines()) == 1
 
 
 def test_nothing_of_the_operators_app_is_run_at_a_site(live):

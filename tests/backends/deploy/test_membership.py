@@ -1,6 +1,7 @@
 """How sites come and go: requests, certificates, revoked keys, and renewed ones."""
 
 import json
+import os
 import tarfile
 import tomllib
 from datetime import UTC, datetime, timedelta
@@ -174,7 +175,7 @@ def order(clinics, name, number):
 def test_the_key_of_orders_is_renewed_with_nobody_locked_out(clinics, tmp_path):
     operator, site = clinics / "operator", tmp_path / "at" / "north"
     asked(tmp_path)
-    old = site / "orders.pub"
+    old, former = site / "orders.pub", (operator / "orders.key").read_bytes()
 
     def give():
         old.write_text((clinics / "handout" / "orders.pub").read_text())
@@ -195,6 +196,9 @@ def test_the_key_of_orders_is_renewed_with_nobody_locked_out(clinics, tmp_path):
     assert len(old.read_text().splitlines()) == 1
     with pytest.raises(ConfigError, match="begin without --finish"):
         rotate_orders(clinics, finish=True)
+    (operator / "orders.key").write_bytes(former)
+    with pytest.raises(ConfigError, match="has not signed"):  # whoever still has the old key
+        obeys(6)
 
 
 def test_a_site_that_was_not_told_of_the_new_key_does_not_obey_it(clinics, tmp_path):
@@ -223,12 +227,33 @@ def test_the_servers_certificate_is_renewed_for_the_same_authority(clinics):
 def test_what_ends_soon_is_said_a_month_before(clinics, tmp_path):
     accept_request(clinics, asked(tmp_path))
     findings = {finding.what: finding.state for finding in operator_findings(clinics / "operator")}
-    assert findings == {"authority": "good", "server": "good", "site north": "good"}
+    whose = ("authority", "server", "site north", "key of orders", "key of north")
+    assert findings == dict.fromkeys(whose, "good")
     soon = datetime.now(UTC) + timedelta(days=825 - 20)
     later = {finding.what: finding for finding in operator_findings(clinics / "operator", soon)}
     assert later["authority"].state == "good" and later["server"].state == later["site north"].state == "warning"
     assert "19 days, renew it" in later["site north"].about
     assert certificate_finding(clinics / "operator/server.crt", now=soon + timedelta(days=30)).state == "bad"
+
+
+def test_keys_are_watched_by_their_age(clinics, tmp_path):
+    """A certificate that is renewed for the same key makes it no younger."""
+    accept_request(clinics, asked(tmp_path))
+    operator = clinics / "operator"
+    old = datetime.now(UTC) - timedelta(days=800)
+    for path in (operator / "orders.key", operator / "keys" / "north.pub"):
+        os.utime(path, (old.timestamp(), old.timestamp()))
+    accept_request(clinics, asked(tmp_path))
+    found = {finding.what: finding for finding in operator_findings(operator)}
+    assert found["site north"].state == "good" and found["key of north"].state == "warning"
+    assert "800 days old: renew it, at the site: personafl site request --new-key" in found["key of north"].about
+    assert found["key of orders"].about == (
+        f"orders.key is of {old:%Y-%m-%d}, 800 days old: renew it, personafl deploy rotate orders"
+    )
+    rotate_orders(clinics)
+    rotate_orders(clinics, finish=True)
+    accept_request(clinics, asked(tmp_path, new_key=True), replace_key=True)
+    assert all(finding.state == "good" for finding in operator_findings(operator))
 
 
 def test_start_run_warns(clinics, capsys, monkeypatch):
@@ -237,7 +262,8 @@ def test_start_run_warns(clinics, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["", str(clinics / "operator")])
     monkeypatch.setattr(expiry, "SOON", 900)
     expiry.main()
-    assert "warning: server: server.crt is valid until" in capsys.readouterr().err
+    assert "warning: server: server.crt is valid until" in (said := capsys.readouterr().err)
+    assert "warning: key of orders: orders.key is of" in said
 
 
 def test_the_record_has_who_came_and_went(clinics, tmp_path, quiet):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -12,14 +13,16 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from personafl.backends.deploy.rehearsal import find_nginx
 from personafl.backends.flower.pins import code_sha256
+from personafl.backends.flower.policy import read_policy
 from personafl.config import parse
 from personafl.engines.loop import LoopEngine
 from personafl.kernels.task import Task
 from personafl.models import initialize
-from personafl.runs.run import Run
+from personafl.runs.run import Run, load_run
 from personafl.storage.folder import RunFolder
-from personafl.training.accounting import sample_epsilon
+from personafl.training.accounting import epsilon, sample_epsilon
 from personafl.training.attackers import Attack, AttackedClients
 from personafl.training.rounds import run_rounds
 from tests.backends.deploy.live import CLASSES, FEATURES, ORIGIN, PATIENCE, SITES, Live, in_one_process
@@ -116,6 +119,32 @@ def test_the_noise_is_not_taken_off_by_another_run_with_another_clip(live, tmp_p
     assert float((2 * noisy[0] - noisy[1] - exact).abs().median()) > spread / 2
 
 
+def test_noise_at_the_server_is_on_the_mean_and_on_no_answer(live, tmp_path):
+    """Of the standard deviation zC times the largest share, 40 of 96 samples; the sites' ledgers have none."""
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    live.begin("fedavg", rounds=1, privacy={"clip": 10.0, "noise": 3.0, "delta": 1e-5, "noise_at": "server"})
+    noisy = theta(live.end())
+    assert not live.dropped()
+    live.settings.pop("privacy")
+    exact = theta(in_one_process(live, tmp_path / "loop")[0])
+    assert float((noisy - exact).std()) == pytest.approx(30.0 * 40 / 96, rel=0.25)
+    assert [last_update(live, name)["noise"] for name in SITES] == [0, 0, 0]
+
+
+def test_self_fl_with_noise_has_the_epsilon_of_its_answers(live):
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    live.begin("selffl", rounds=2, privacy={"clip": 1.0, "noise": 4.0, "delta": 1e-5})
+    run = live.end()
+    assert not live.dropped() and torch.isfinite(theta(run)).all()
+    assert run.clients().column("epsilon").to_pylist() == pytest.approx([epsilon(4.0, 1e-5, 2)] * 3, rel=1e-9)
+
+
+def last_update(live, name):
+    """The last line of a site's ledger about an answer."""
+    lines = map(json.loads, (live.deployment.layout.site(name) / "ledger.jsonl").open())
+    return [line for line in lines if line["what"] == "update"][-1]
+
+
 def test_noise_in_shares_adds_up_to_what_was_asked_for(live, tmp_path):
     """Two of three are counted on, so that the sum of all has √(3/2) of it; the largest of its weights is 1."""
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
@@ -129,12 +158,7 @@ def test_noise_in_shares_adds_up_to_what_was_asked_for(live, tmp_path):
     assert found.std() == pytest.approx(expected, rel=0.25)
     assert abs(found.mean()) < 4 * expected / math.sqrt(len(found))
     for name in SITES:  # whose own share protects less
-        *_, last = (
-            line
-            for line in map(json.loads, (live.deployment.layout.site(name) / "ledger.jsonl").open())
-            if line["what"] == "update"
-        )
-        assert last["noise"] == pytest.approx(noise / math.sqrt(2))
+        assert last_update(live, name)["noise"] == pytest.approx(noise / math.sqrt(2))
 
 
 def test_noise_in_every_step_is_counted_by_the_sites(live):
@@ -190,3 +214,31 @@ def test_a_package_runs_where_it_is_pinned_and_nowhere_else(with_package):
     assert "model 'clinic' has sha256" in dropped["south"]
     assert "model 'clinic' is of another package, clinic-models (clinic_models:Clinic)" in dropped["west"]
     assert torch.isfinite(theta(run)).all() and live.states("north") and not live.states("west")
+
+
+# --- what is on where nobody says anything
+
+
+@pytest.mark.parametrize(("sites", "on"), [(3, "secure"), (2, "robust")])
+def test_a_rehearsal_by_default_is_protected_and_says_so(tmp_path, sites, on):
+    """`deploy init` and `deploy up` as they are: sums of three sites, a robust rule for two, policies at all."""
+    folder, names = tmp_path / "federation", ("north", "south", "west")[:sites]
+    init = personafl("deploy", "init", folder, "--sites", ",".join(names))
+    assert init.returncode == 0, init.stderr
+    more = [] if find_nginx() else ["--no-proxy"]
+    done = personafl("deploy", "up", folder, "--rounds", "2", *more)
+    assert done.returncode == 0, done.stderr
+    said = {"secure": "secure aggregation: the operator gets sums", "robust": "a robust rule (clip)"}[on]
+    assert f"Protected by {said}" in done.stderr and "each site's policy.toml, which allows this run" in done.stderr
+    run = load_run(folder / "rehearsal-1" / "run")
+    assert on in run.manifest and {"secure", "robust"} - {on} - run.manifest.keys()
+    assert len(run.rounds()) == 2 and not any(record.get("dropped") for record in run.rounds())
+    for name in names:
+        policy = read_policy(folder / "rehearsal-1" / "sites" / name / "policy.toml")
+        assert (policy.algorithms, policy.models, policy.secure) == (("ditto",), ("mlp",), on == "secure")
+        assert policy.code == code_sha256("personafl")
+
+
+def personafl(*words):
+    command = [sys.executable, "-c", "from personafl.cli import main; main()", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)

@@ -194,6 +194,17 @@ def test_hours_are_local_and_go_on_after_midnight():
         check_hours(Policy(hours=("08:00-18:00",)), wednesday)
 
 
+def test_outside_of_its_hours_a_site_neither_trains_nor_measures(ann):
+    assert ann.train(ann.job()).steps == 4
+    now = datetime.now().hour
+    rule(ann, hours=[f"{(now + 6) % 24:02}:00-{(now + 18) % 24:02}:00"])
+    assert "it works in the hours" in refusal(ann) and "(policy: hours)" in refusal(ann)
+    with pytest.raises(ConfigError, match=r"\(policy: hours\)"):
+        ann.evaluate(ann.job(), torch.zeros(PARAMETERS), accepted=1)
+    rule(ann, hours=["00:00-24:00"])
+    assert ann.train(ann.job(), round=2).steps == 4
+
+
 @pytest.mark.parametrize("window", ["8-18", "25:00-26:00", "10:00-10:00", "xyz 10:00-11:00", "10:61-11:00"])
 def test_what_is_no_window_is_refused(ann, window):
     rule(ann, hours=[window])

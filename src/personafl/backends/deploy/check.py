@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from personafl.backends.deploy.expiry import certificate_finding
+from personafl.backends.deploy.expiry import certificate_finding, key_finding
 from personafl.backends.deploy.findings import Finding, Grade
 from personafl.backends.deploy.keys import is_private, key_problem, open_to_others
 from personafl.backends.deploy.layout import split_address
@@ -178,6 +178,7 @@ def _key(folder: Path) -> Iterator[Finding]:
         yield Finding("key", "bad", f"others can read {key.name}: chmod 600 {key.name}")
     else:
         yield Finding("key", "good", f"{key.name} belongs to node.pub, and only its owner can read it")
+        yield key_finding(key, "personafl site request --new-key")
 
 
 def _orders(settings: SiteSettings) -> Iterator[Finding]:

@@ -1,4 +1,7 @@
-"""Certificates that end soon: start-run.sh, `deploy check` and `site check` say so a month before."""
+"""Certificates that end soon and old keys: start-run.sh, `deploy check` and `site check` say so a month before.
+
+A key by itself has no date in it. It is renewed as often as certificates are, by the date of its file.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from personafl.backends.deploy.certificates import SITE_DAYS
 from personafl.backends.deploy.findings import Finding
 
 SOON = 30
@@ -37,16 +41,41 @@ def certificate_finding(path: Path, what: str = "certificate", now: datetime | N
     return Finding(what, "warning", f"{about}: {left} days, renew it") if left < SOON else Finding(what, "good", about)
 
 
+def key_finding(path: Path, how: str, what: str = "age of the key", now: datetime | None = None) -> Finding:
+    """How old a key is.
+
+    Parameters
+    ----------
+    how
+        What renews it.
+    now
+        Left out, what this machine's clock says.
+    """
+    try:
+        made = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except OSError as error:
+        return Finding(what, "bad", f"cannot read {path.name}: {error.strerror}")
+    age, about = ((now or datetime.now(UTC)) - made).days, f"{path.name} is of {made:%Y-%m-%d}"
+    if age > SITE_DAYS - SOON:
+        return Finding(what, "warning", f"{about}, {age} days old: renew it, {how}")
+    return Finding(what, "good", f"{about}, to be renewed after {SITE_DAYS} days")
+
+
 def operator_findings(operator: Path, now: datetime | None = None) -> list[Finding]:
-    """All certificates of an operator's folder: the authority's, the server's, those of the sites."""
-    sites = sorted((operator / "certificates").glob("*.crt"))
+    """All certificates of an operator's folder: the authority's, the server's, those of the sites; and all keys."""
+    keys = sorted((operator / "keys").glob("*.pub"))
     named = {"authority": operator / "ca.crt", "server": operator / "server.crt"}
-    named |= {f"site {path.stem}": path for path in sites if (operator / "keys" / f"{path.stem}.pub").exists()}
-    return [certificate_finding(path, what, now) for what, path in named.items()]
+    named |= {
+        f"site {key.stem}": path for key in keys if (path := operator / "certificates" / f"{key.stem}.crt").exists()
+    }
+    found = [certificate_finding(path, what, now) for what, path in named.items()]
+    found.append(key_finding(operator / "orders.key", "personafl deploy rotate orders", "key of orders", now))
+    how = "at the site: personafl site request --new-key"
+    return [*found, *(key_finding(path, how, f"key of {path.stem}", now) for path in keys)]
 
 
 def main() -> None:
     """For start-run.sh: warn of what ends soon in the operator's folder that is named."""
     for finding in operator_findings(Path(sys.argv[1])):
         if finding.state != "good":
-            print(f"warning: {finding.what}: {finding.about} (personafl deploy rotate)", file=sys.stderr)
+            print(f"warning: {finding.what}: {finding.about} (docs/deploy.md: renewing)", file=sys.stderr)

@@ -93,10 +93,12 @@ def accept_request(
     authority = (operator / "ca.crt").read_bytes()
     certificate = issue_site(read_authority_key(operator, authority_key), authority, name, key)
     line = public_line(key, name)
-    if was_known and read_public(known) != key:
+    another = was_known and read_public(known) != key
+    if another:
         _retire(operator, name)
     make_folder(operator / "certificates")
-    write_text(known, line.decode())
+    if another or not was_known:  # by its date one knows how old the key is
+        write_text(known, line.decode())
     write_text(operator / "certificates" / f"{name}.crt", certificate.decode())
     sites = tuple(dict.fromkeys([*layout.sites, name]))
     write_text(federation / "deploy.toml", replace(layout, sites=sites).text())
