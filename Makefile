@@ -76,6 +76,7 @@ bench: install ## measure speed on this machine
 lock: ## write the lock files, with hashes, from what is installed in .venv now
 	@$(PY) scripts/lock.py $(LOCK_EXTRAS)
 	@$(PY) scripts/lock.py --alone docs
+	@$(PY) scripts/lock.py --sites flower privacy
 
 release: ## build wheels and archives into dist/, check them, and try them in a new environment
 	@$(PYTHON) scripts/release.py "$(TORCH)"

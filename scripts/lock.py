@@ -2,9 +2,11 @@
 
     python scripts/lock.py [EXTRA ...]         writes requirements.lock and requirements-torch.lock
     python scripts/lock.py --alone EXTRA       writes requirements-EXTRA.lock
+    python scripts/lock.py --sites EXTRA ...   writes requirements-sites.lock
 
-Starts from pyproject.toml (its dependencies, the build backend and the named extras; `--alone`: that extra only) and
-follows installed packages' own requirements, so what else lies in the environment stays out of the lock.
+Starts from pyproject.toml (its dependencies, the build backend and the named extras; `--alone`: that extra only;
+`--sites`: without the build backend, what runs at a site of a federation) and follows installed packages' own
+requirements, so what else lies in the environment stays out of the lock.
 
 A lock has the SHA-256 of every file that the package index, as pip is configured here, offers of a version
 for CPython 3.11 or newer on Linux or macOS, so pip refuses any other content. torch has a file of its own,
@@ -134,11 +136,12 @@ def _supported(tag: Tag) -> bool:
     return tag.abi in ("none", "abi3") or (3, minor) >= OLDEST
 
 
-def main(extras: list[str], alone: bool) -> None:
-    """Write the locks of the package, its build backend and `extras`; `alone`: of one extra and nothing else."""
+def main(extras: list[str], kind: str = "") -> None:
+    """Write a lock of `extras` and, but for the kind `--alone`, of what the package needs."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     project = pyproject["project"]
-    roots = [] if alone else [*project["dependencies"], *pyproject["build-system"]["requires"]]
+    roots = [] if kind == "--alone" else [*project["dependencies"]]
+    roots += [] if kind else pyproject["build-system"]["requires"]
     for extra in extras:
         roots += project["optional-dependencies"][extra]
     found = pins(roots)
@@ -148,8 +151,9 @@ def main(extras: list[str], alone: bool) -> None:
     for name, links in index.links(sorted(found)):
         hashes = index.hashes(name, found[name], links)
         lines.append(" \\\n".join([f"{name}=={found[name]}", *(f"    --hash=sha256:{value}" for value in hashes)]))
-    write(f"requirements-{extras[0]}.lock" if alone else "requirements.lock", "\n".join(lines) + "\n")
-    if not alone:
+    names = {"": "requirements.lock", "--alone": f"requirements-{extras[0]}.lock", "--sites": "requirements-sites.lock"}
+    write(names[kind], "\n".join(lines) + "\n")
+    if not kind:
         note = "# Without hashes, because builds differ. Written by `make lock`."
         write("requirements-torch.lock", f"{note}\ntorch=={torch}\n")
 
@@ -162,4 +166,4 @@ def write(name: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main([word for word in sys.argv[1:] if word != "--alone"], "--alone" in sys.argv)
+    main([word for word in sys.argv[1:] if not word.startswith("-")], *(w for w in sys.argv[1:] if w.startswith("-")))

@@ -4,8 +4,8 @@
 
 In order: source archives and wheels, each wheel from its archive; twine and check-wheel-contents; a new
 environment in a temporary folder with torch and the wheels, where the demo and the Python of the README run;
-a list of what was installed there (SBOM, CycloneDX), which is compared with known holes (pip-audit); SHA256SUMS.
-Nothing is uploaded.
+requirements-sites.lock with the wheel's hash, by which pip finds everything; a list of what was installed there
+(SBOM, CycloneDX), which is compared with known holes (pip-audit); SHA256SUMS. Nothing is uploaded.
 """
 
 import json
@@ -39,6 +39,7 @@ def main(torch: str) -> None:
     run(tools / "check-wheel-contents", *(file for file in built if file.suffix == ".whl"))
     with tempfile.TemporaryDirectory(prefix="personafl-release-") as folder:
         new = try_out(Path(folder), torch, [file for file in built if file.suffix == ".whl"])
+        lock_of_sites(new, version)
         say("SBOM: dist/sbom.cdx.json")
         run(
             tools / "cyclonedx-py", "environment", "--output-reproducible", "-o", DIST / "sbom.cdx.json", new / "python"
@@ -81,6 +82,17 @@ def try_out(folder: Path, torch: str, wheels: list[Path]) -> Path:
     (work / "example.py").write_text(GIVEN + example(), "utf-8")
     run(new / "python", "-I", "example.py", cwd=work)
     return new
+
+
+def lock_of_sites(new: Path, version: str) -> None:
+    """What a site installs, with hashes, our wheel's among them; pip, which installs nothing here, finds it all."""
+    say("requirements-sites.lock: everything is there, with these hashes")
+    (wheel,) = DIST.glob(f"personafl-{version}-*.whl")
+    ours = f"personafl=={version} \\\n    --hash=sha256:{sha256(wheel.read_bytes()).hexdigest()}\n"
+    lock = DIST / "requirements-sites.lock"
+    lock.write_text((ROOT / lock.name).read_text("utf-8") + ours, "utf-8")
+    strict = ("--require-hashes", "--no-deps", "--find-links", DIST, "-r", lock)
+    run(new / "pip", "install", "-qq", "--dry-run", "--force-reinstall", *strict)
 
 
 def audit(tools: Path, installed: str, folder: Path) -> None:

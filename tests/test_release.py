@@ -45,7 +45,10 @@ def test_floors_and_locks_exclude_known_holes(name: str, hole: str, fixed: str) 
     assert asked[0].specifier.contains(locked)
 
 
-@pytest.mark.parametrize(("file", "extra"), [("requirements.lock", "dev"), ("requirements-docs.lock", "docs")])
+@pytest.mark.parametrize(
+    ("file", "extra"),
+    [("requirements.lock", "dev"), ("requirements-docs.lock", "docs"), ("requirements-sites.lock", "flower")],
+)
 def test_a_lock_pins_every_package_to_hashes_except_torch(file: str, extra: str) -> None:
     lock = (ROOT / file).read_text("utf-8").replace("\\\n", "")
     lines = [line for line in lock.splitlines() if not line.startswith("#")]
@@ -53,7 +56,16 @@ def test_a_lock_pins_every_package_to_hashes_except_torch(file: str, extra: str)
     pins = {line.partition("==")[0]: line.partition("==")[2].split()[0] for line in lines}
     assert "torch" not in pins
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    wanted = [*project["optional-dependencies"][extra], *(project["dependencies"] if extra == "dev" else ())]
+    wanted = [*project["optional-dependencies"][extra], *(() if extra == "docs" else project["dependencies"])]
     for requirement in map(Requirement, wanted):
         if requirement.name != "torch":
             assert requirement.specifier.contains(pins[requirement.name]), requirement
+
+
+def test_a_site_installs_what_was_tested_to_the_hash() -> None:
+    tested, sites = (
+        set(re.findall(r"^[a-z0-9-]+==(?:.|\\\n)*$", (ROOT / file).read_text("utf-8"), flags=re.MULTILINE))
+        for file in ("requirements.lock", "requirements-sites.lock")
+    )
+    assert len(sites) > 50 and sites < tested
+    assert not any(pin.startswith(("pytest==", "ruff==", "ray==")) for pin in sites)
