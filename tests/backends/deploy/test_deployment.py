@@ -52,8 +52,11 @@ SITES = ("north", "south", "west", "stranger")
 
 
 def personafl(*arguments, ignored=()):
+    """A command in a process that hears all signals but these, whatever this one ignores (nohup, a shell's &)."""
+    reset = "[signal.signal(getattr(signal, name), signal.SIG_DFL) for name in ('SIGHUP', 'SIGTERM')]; "
+    reset += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     ignore = "".join(f"signal.signal(signal.{name}, signal.SIG_IGN); " for name in ignored)
-    program = f"import signal; {ignore}from personafl.cli import main; main()"
+    program = f"import signal; {reset}{ignore}from personafl.cli import main; main()"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
