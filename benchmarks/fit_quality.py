@@ -214,6 +214,8 @@ def searched(trainer: Trainer, search: Search, seconds: float) -> Candidate:
         if outcome is None:
             break
         search.tell(attempt.candidate, outcome)
+        if len(search.candidates) % 25 == 0:
+            trainer.remove(search.forget())
     return search.leader
 
 

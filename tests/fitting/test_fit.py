@@ -1,6 +1,7 @@
 """A whole fit on small real data: what it chooses on, what it writes, and what it says of bad input."""
 
 import json
+import shutil
 import signal
 from dataclasses import dataclass, replace
 
@@ -208,6 +209,33 @@ def test_going_on_trains_only_what_is_new(found, federation, tmp_path):
         pf.fit(federation, module(), trials=6, **same)
     with pytest.raises(RunError, match="holds another fit: its seed differs"):
         pf.fit(federation, module(), trials=6, resume=True, **{**same, "seed": 4})
+
+
+def test_trainings_that_are_not_needed_any_more_are_deleted_and_nothing_else_changes(federation, tmp_path, monkeypatch):
+    """Nor is it when a fit goes on, which counts their scores, and trains from the start who goes on all the same."""
+    same = {"methods": ["ditto"], "seed": 3, **QUICK}
+    monkeypatch.setattr("personafl.fitting.running.FORGET_EVERY", 10**9)
+    kept = pf.fit(federation, module(), trials=24, out=tmp_path / "kept", **same)
+    monkeypatch.setattr("personafl.fitting.running.FORGET_EVERY", 5)
+    begun = pf.fit(federation, module(), trials=14, out=tmp_path / "begun", **same)
+    whole = pf.fit(federation, module(), trials=24, out=tmp_path / "whole", **same)
+    shutil.copytree(begun.path, tmp_path / "went on")
+    went_on = pf.fit(federation, module(), trials=24, out=tmp_path / "went on", resume=True, **same)
+
+    def folders(fit):
+        return {file.name for file in (fit.path / "candidates").iterdir()}
+
+    assert len(folders(whole)) < len(folders(kept)) - 5 and folders(whole) < folders(kept)
+    gone = [json.loads(line).get("forgotten", []) for line in (whole.path / "trials.jsonl").read_text().splitlines()]
+    assert folders(whole) == folders(kept) - {name for names in gone for name in names}
+    for fit in (whole, went_on):
+        assert fit.weights.tolist() == kept.weights.tolist()
+        assert [model["folder"] for model in fit.summary["finalists"]] == [
+            m["folder"] for m in kept.summary["finalists"]
+        ]
+        for client in federation.ids[:2]:
+            ours, theirs = fit.personal(client).state_dict(), kept.personal(client).state_dict()
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_two_at_once_train_what_one_at_a_time_trains(federation, tmp_path):

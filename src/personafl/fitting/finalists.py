@@ -85,11 +85,22 @@ def finalists(candidates: Sequence[Candidate], most: int = MOST) -> list[Finalis
     return out
 
 
+def contenders(candidates: Sequence[Candidate]) -> list[Outcome]:
+    """The trainings of which finalists can come, now or when more has been trained.
+
+    As scores stay as they are, those are the best few personalized and global models of each method.
+    """
+    by_kind: dict[tuple[str, str], list[Finalist]] = {}
+    for model in (model for candidate in candidates for model in _models(candidate)):
+        by_kind.setdefault((model.candidate.method, model.who), []).append(model)
+    return [m.outcome for alike in by_kind.values() for m in sorted(alike, key=lambda m: -m.score)[:MOST]]
+
+
 def _models(candidate: Candidate) -> list[Finalist]:
-    """The best personalized and the best global models that a candidate had, at whichever length of training."""
+    """The best personalized and the best global models that a candidate has, at whichever length of training."""
     found = []
     for who, key in (("personal", "score"), ("global", "global_score")):
-        known = [o for o in candidate.outcomes.values() if not o.why and np.isfinite(getattr(o, key))]
+        known = [o for o in candidate.outcomes.values() if o.folder and np.isfinite(getattr(o, key))]
         if not known:
             continue
         best = max(known, key=lambda o: (getattr(o, key), -o.rounds))

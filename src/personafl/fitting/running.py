@@ -14,7 +14,7 @@ from personafl.fitting.finalists import Finalist, finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.search import FACTOR, MARGIN, Attempt, Search, together
 from personafl.fitting.training import Trainer, train_elsewhere, train_on_ray
-from personafl.fitting.trials import append_trial
+from personafl.fitting.trials import append_forgotten, append_trial
 from personafl.signals import Interrupted, on_stop
 from personafl.study.processes import Call, Processes
 from personafl.study.ray_calls import RayCalls
@@ -25,6 +25,8 @@ AGAIN = 0.4
 """The largest share of the budget that is kept for training the finalists again with the validation data."""
 ONCE_MORE = FACTOR / (FACTOR - 1)
 """Rounds of a rung to those above the rung below: training somebody again to what training it further."""
+FORGET_EVERY = 25
+"""After so many trainings, those that are not needed any more are deleted."""
 CHOICE_SECONDS = 2e-4
 """What the choice takes for a validation sample, generously."""
 WITH_VALIDATION = "the finalists again with the validation data"
@@ -53,6 +55,7 @@ class Running:
     shown: FitProgress
     launcher: Processes | RayCalls
     refit: bool
+    _ended: int = 0
 
     def searched(self) -> bool:
         """Train candidates until the time is over; True where somebody stopped it before."""
@@ -67,6 +70,9 @@ class Running:
                         outcome = replace(outcome, at=round(self.clock.spent, 3))
                         self.search.tell(attempt.candidate, outcome)
                         append_trial(self.folder, attempt.candidate, outcome)
+                        self._ended += 1
+                        if self._ended % FORGET_EVERY == 0:
+                            self._forget()
                         self.shown.ended(self.search.leader)
                         going_on = True
             return False
@@ -102,6 +108,12 @@ class Running:
                 raise
             return found, STOPPED
         return [replace(m, again=made[_key(m)]) for m in found], ""
+
+    def _forget(self) -> None:
+        """Delete what was trained and is not needed any more: a search trains hundreds of models for every client."""
+        if names := self.search.forget():
+            append_forgotten(self.folder, names)
+            self.trainer.remove(names)
 
     def _attempts(self) -> Iterator[Call[Attempt, Outcome | None]]:
         """What to train now, asked for whenever somebody is free."""

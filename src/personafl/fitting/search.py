@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from personafl.fitting.candidates import REFERENCES, Candidate, Outcome, Portfolio
+from personafl.fitting.finalists import contenders
 from personafl.settings import Local
 from personafl.streams import generator
 
@@ -110,6 +111,24 @@ class Search:
     def best_of(self, method: str) -> Candidate | None:
         """The best candidate of a method."""
         return self._best.get(method)
+
+    def forget(self) -> list[str]:
+        """Folders of trainings that are not needed any more; their scores stay.
+
+        Needed are those that finalists can come of, and of each rung the better half of those that may go on. Who goes
+        on all the same is trained from the start.
+        """
+        kept = {id(outcome) for outcome in contenders(self.candidates)}
+        for rung in self.rungs[:-1]:
+            here = sorted((c for c in self.candidates if rung in c.outcomes), key=lambda c: -c.outcomes[rung].best)
+            kept |= {id(c.outcomes[rung]) for c in here[: len(here) // 2 + 1] if c.rounds == rung}
+        forgotten = []
+        for candidate in self.candidates:
+            for rounds, outcome in candidate.outcomes.items():
+                if outcome.folder and id(outcome) not in kept and candidate.number not in self._going_on:
+                    forgotten.append(outcome.folder)
+                    candidate.outcomes[rounds] = replace(outcome, folder="")
+        return forgotten
 
     def _note_best(self, candidate: Candidate) -> None:
         best = self._best.get(candidate.method)

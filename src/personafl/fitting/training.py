@@ -82,6 +82,11 @@ class Trainer:
         personal, common = self._scores(run)
         return Outcome(attempt.rounds, personal, common, budget.now() - begun, name)
 
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete the folders of trainings that are not needed any more."""
+        for name in names:
+            _remove(self.folder / name)
+
     def share_cores(self, threads: int) -> None:
         """Train with so many threads, where nothing else was asked for; `auto` is settled here, once for all."""
         job, settings = self.job, replace(self.engine, threads=self.engine.threads or threads)

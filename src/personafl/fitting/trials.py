@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,24 @@ def append_trial(folder: Path, candidate: Candidate, outcome: Outcome) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def append_forgotten(folder: Path, names: Sequence[str]) -> None:
+    """Note trainings whose folders go: their scores count still."""
+    with open(folder / TRIALS_FILE, "a", encoding="utf-8", opener=private_opener) as file:
+        file.write(json.dumps({"forgotten": [*names]}) + "\n")
+
+
 def read_trials(folder: Path, search: Search) -> float:
     """Put the candidates of earlier sessions into a search; the seconds that these took."""
     spent = 0.0
     known: dict[int, Candidate] = {}
+    forgotten: set[str] = set()
     file = folder / TRIALS_FILE
     for number, line in enumerate(content(file).splitlines() if file.exists() else [], 1):
         try:
             found = json.loads(line)
+            if "forgotten" in found:
+                forgotten |= {str(name) for name in found["forgotten"]}
+                continue
             score, common, seconds = (_number(found[key]) for key in ("score", "global_score", "seconds"))
             spent = float(found["at"])
             outcome = Outcome(
@@ -87,10 +98,14 @@ def read_trials(folder: Path, search: Search) -> float:
         ):  # the line in flight when the process was killed
             log.warning("%s, line %d cannot be read and is left out", file, number)
             continue
-        if outcome.folder and not RunFolder(folder / "candidates" / outcome.folder).exists:
-            continue
         candidate.outcomes[outcome.rounds] = outcome
     for number in sorted(known):
+        outcomes = known[number].outcomes
+        for rounds, outcome in [*outcomes.items()]:
+            if outcome.folder in forgotten:
+                outcomes[rounds] = replace(outcome, folder="")
+            elif outcome.folder and not RunFolder(folder / "candidates" / outcome.folder).exists:
+                del outcomes[rounds]  # somebody removed it: it is trained again
         search.put(known[number])
     return spent
 

@@ -64,9 +64,7 @@ class EvaluationFiles:
         def write(to: Path) -> None:
             with problems(existing(parts[0])), pq.ParquetWriter(to, pq.read_schema(parts[0])) as writer:
                 for part in parts:
-                    with problems(existing(part)), pq.ParquetFile(part) as file:
-                        for group in range(file.num_row_groups):
-                            writer.write_table(file.read_row_group(group))
+                    writer.write_table(read_table(part, check_clients))
 
         if parts:
             write_atomically(self.merged, write)
@@ -124,9 +122,9 @@ class EvaluationFiles:
 
     def _evaluations(self) -> Iterator[tuple[int, pa.Table]]:
         """The evaluations of clients.parquet, a row group each, and their rounds."""
-        with problems(existing(self.merged)), pq.ParquetFile(self.merged) as file:
-            for group in range(file.num_row_groups):
-                check_clients(table := file.read_row_group(group))
+        with problems(existing(self.merged)):
+            for group in range(pq.read_metadata(self.merged).num_row_groups):
+                table = read_table(self.merged, check_clients, group)
                 yield table.column("round")[0].as_py(), table
 
     def _split(self) -> None:

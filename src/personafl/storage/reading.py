@@ -89,10 +89,10 @@ def read_lines(path: Path, kind: Any, text: bytes) -> list[dict[str, Any]]:
     return checked(found, list[kind], path)  # type: ignore[no-any-return]
 
 
-def read_table(path: Path, check: Callable[[pa.Table], None]) -> pa.Table:
-    """A parquet file, if `check` does not raise a ValueError and it does not unpack to more than `unpacked` allows."""
+def read_table(path: Path, check: Callable[[pa.Table], None], group: int | None = None) -> pa.Table:
+    """A parquet file, or a row group of it, if `check` raises no ValueError and it unpacks to no more than it may."""
     with problems(existing(path)):
-        table = parquet_table(path)
+        table = parquet_table(path, group)
         check(table)
         return table
 

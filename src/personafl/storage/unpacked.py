@@ -36,8 +36,10 @@ def check_unpacked(size: int, packed: int) -> None:
         )
 
 
-def parquet_batches(path: Path, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """A parquet file some rows at a time, unless it unpacks to more than it may.
+def parquet_batches(
+    path: Path, rows: int, columns: Sequence[str] | None = None, group: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """A parquet file, or one row group of it, some rows at a time, unless it unpacks to more than it may.
 
     Texts may be stored once and named often: they are read so, counted, and only then written out.
     """
@@ -45,7 +47,8 @@ def parquet_batches(path: Path, rows: int, columns: Sequence[str] | None = None)
     texts = {f.name for f in pq.read_schema(path) if pa.types.is_string(f.type) or pa.types.is_binary(f.type)}
     with pq.ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file:
         check_unpacked(_promised(file.metadata, None if columns is None else set(columns)), packed)
-        for batch in file.iter_batches(rows, columns=None if columns is None else list(columns)):
+        groups = None if group is None else [group]
+        for batch in file.iter_batches(rows, groups, None if columns is None else list(columns)):
             arrays = {}
             for name, array in zip(batch.schema.names, batch.columns, strict=True):
                 size += array.nbytes + _written_out(array)
@@ -54,8 +57,8 @@ def parquet_batches(path: Path, rows: int, columns: Sequence[str] | None = None)
             yield pa.record_batch(list(arrays.values()), list(arrays))
 
 
-def parquet_table(path: Path) -> pa.Table:
-    """The table of a parquet file, unless it unpacks to more than it may or has columns of other than plain values."""
+def parquet_table(path: Path, group: int | None = None) -> pa.Table:
+    """The table of a parquet file, or of a row group, unless it unpacks to too much or has more than plain values."""
     schema = pq.read_schema(path)
     if len(schema) > MOST_COLUMNS:
         raise ValueError(f"it has {len(schema):,} columns, more than {MOST_COLUMNS:,}")
@@ -64,7 +67,7 @@ def parquet_table(path: Path) -> pa.Table:
     if nested := [field for field in schema if pa.types.is_nested(field.type)]:
         raise ValueError(f"column {nested[0].name!r} is of type {nested[0].type}")
     schema = schema.remove_metadata()
-    return pa.Table.from_batches([b.cast(schema) for b in parquet_batches(path, 1 << 16)], schema)
+    return pa.Table.from_batches([b.cast(schema) for b in parquet_batches(path, 1 << 16, group=group)], schema)
 
 
 _WIDTHS = {"BOOLEAN": 1, "INT64": 8, "DOUBLE": 8, "INT96": 8}  # bytes of a value in memory; of other types at least 4
