@@ -199,10 +199,11 @@ def searching(
     seeds: Sequence[int],
     axes: Mapping[str, Axes],
     budget: int,
+    most: int = 0,
 ) -> SearchPlan:
     """A search made in code: what is as in `planned`, and for each method the axes on which it is searched."""
     own = {method: methods[method] for method in axes}
-    return SearchPlan(replace(planned(tables, own, seeds), methods=()), dict(axes), budget)
+    return SearchPlan(replace(planned(tables, own, seeds), methods=()), dict(axes), budget, most)
 
 
 def with_settings(own: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
