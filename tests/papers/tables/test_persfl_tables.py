@@ -113,7 +113,15 @@ def test_persfl_takes_fedavgs_learning_rate_and_all_others_are_searched_alike(mo
     found = Found(searches={"search mnist ds1": {FEDAVG: chosen}})
     rates = {m: plan.job(m, 0).config.local.lr for _, plan in main_runs("mnist", "ds1", found) for m in plan.methods}
     assert {m for m, rate in rates.items() if rate == 0.2} == {FEDAVG, "persfl", "persfl-gd", "persfl-last"}
-    for _, searched in first(Found()):
+    searches = dict(first(Found()))
+    assert {*searches} == {
+        f"search {part}" for part in ("mnist ds1", "mnist ds2", "mnist ds3", "mnist ds4", "cifar10 ds1")
+    }
+    shared = Found(searches={"search cifar10 ds1": {FEDAVG: chosen}})
+    for split in ("ds1", "ds2", "ds3", "ds4"):
+        made = [plan for _, plan in main_runs("cifar10", split, shared) if FEDAVG in plan.methods]
+        assert {plan.job(FEDAVG, 0).config.local.lr for plan in made} == {0.2}, "DS-1's for all divisions"
+    for searched in searches.values():
         assert set(searched.axes) == set(METHODS) - set(DISTILLED) and searched.budget == TRIES
         for method, axes in searched.axes.items():
             for end in (0, -1):

@@ -68,8 +68,14 @@ AXES: dict[str, Axes] = {
     "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64), 0.5), PULL),
     "heurfedamp": (RATE, Axis("algorithm.contrast", (0.25, 0.5, 1, 2, 4, 8, 16), 1), PULL),
 }
-TRIES = 10
-"""For each method, division and data set; fixed before anything was run."""
+TRIES, MOST_TRIES = 8, 14
+"""For each method, division and data set, and at most where a search has not come inside; fixed before the runs."""
+LIKE = {
+    ("mnist", "pathological"): ("fmnist", "pathological"),
+    ("emnist", "iid"): ("fmnist", "iid"),
+    ("emnist", "pathological"): ("fmnist", "pathological"),
+}
+"""Divisions of which the text says nothing that is checked here take what was searched on others."""
 QUICK_AXES = ("fedamp",)
 
 ROUNDS = 60
@@ -143,13 +149,14 @@ def vary(source: str, variation: str, tables: dict[str, Any]) -> dict[str, Any]:
 
 def first(found: Found) -> Sequence[tuple[str, SearchPlan]]:
     axes = {method: AXES[method] for method in (QUICK_AXES if found.quick else AXES)}
-    tries = 3 if found.quick else TRIES
+    tries = (3,) if found.quick else (TRIES, MOST_TRIES)
     return [
         (
             f"search {source} {setting}",
-            searching(config(source, setting, found.quick, True), METHODS, found.seeds(1, 1), axes, tries),
+            searching(config(source, setting, found.quick, True), METHODS, found.seeds(1, 1), axes, *tries),
         )
         for source, setting in federations(found.quick)
+        if (source, setting) not in LIKE
     ]
 
 
@@ -157,7 +164,8 @@ def second(found: Found) -> Sequence[tuple[str, Plan]]:
     plans = []
     for source, setting in federations(found.quick):
         part = f"{source} {setting}"
-        every = {m: with_settings(own, found.chosen(f"search {part}", m)) for m, own in METHODS.items()}
+        searched = "search {} {}".format(*LIKE.get((source, setting), (source, setting)))
+        every = {m: with_settings(own, found.chosen(searched, m)) for m, own in METHODS.items()}
         tables = config(source, setting, found.quick)
         plans.append((part, planned(tables, every, found.seeds(SEEDS))))
         if setting == "practical" and not found.quick:
@@ -372,5 +380,6 @@ TABLE = Table(
             "Section 7 defines BMTA over all rounds; it does not say which round the tests are of.",
         ),
     ),
-    cut="An MLP in place of a CNN; 60 rounds; 3 seeds; a search with one seed.",
+    cut="An MLP in place of a CNN; 60 rounds; 3 seeds; a search with one seed. MNIST with two classes a client has "
+    "what was searched on FMNIST, and so have IID and two classes a client on EMNIST: no claim is about them.",
 )  # fmt: skip

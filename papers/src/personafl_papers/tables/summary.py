@@ -29,7 +29,8 @@ that the runs took; what a search tried and did not choose is not among runs and
 
 Searches are on validation data. They begin at a stated point and go on where the best is at an end of what was tried,
 until it is inside or at a stated limit; every method of a table has the same number of tries, and trials are as long
-as the runs that they serve. Below each table is what was chosen, and *at the limit* where a search ended at one.
+as the runs that they serve. Below each table is what was chosen, *at the limit* where a search ended at one, and
+*out of tries* where it had not come inside with the most tries that its table has.
 Tables with **†** were made before: with short grids, of which a search could choose an end, and some with shorter
 trials. They have not been run again since.
 """
