@@ -9,7 +9,7 @@ from typing import Any
 
 from personafl_papers.tables import TABLES, kept_text
 from personafl_papers.tables.claims import VERDICTS
-from personafl_papers.tables.results import PROTOCOL, judged, tally
+from personafl_papers.tables.results import PROTOCOL, judged, tally, unexplained
 from personafl_papers.tables.show import cells, matrix, without_published
 
 MARKS = {"holds": "✓", "does not hold": "✗", "not decided": "?", "not measured": "–"}
@@ -94,6 +94,9 @@ def _glance(values: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield ""
     if lacking := [name for name in TABLES if name not in {value["table"] for value in values}]:
         yield f"Not run yet: {', '.join(lacking)}.\n"
+    if open_ := {v["table"]: len(found) for v in values if not before(v) and (found := unexplained(v))}:
+        listed = ", ".join(f"{name} ({count})" for name, count in open_.items())
+        yield f"Claims that did not hold, and no experiment shows why yet, † apart: {listed}.\n"
 
 
 def _section(value: Mapping[str, Any]) -> Iterator[str]:
@@ -114,7 +117,8 @@ def _section(value: Mapping[str, Any]) -> Iterator[str]:
     if value["notes"]:
         yield "Why numbers differ:\n"
         for note in value["notes"]:
-            yield f"- **{note['why']}**: {note['what']} How we know: {note['known_by']}"
+            mark = " (shows why claims do not hold)" if note.get("explains") else ""
+            yield f"- **{note['why']}**{mark}: {note['what']} How we know: {note['known_by']}"
         yield ""
     if value["cut"]:
         yield f"Cut to fit the time: {value['cut']}\n"

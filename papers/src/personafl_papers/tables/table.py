@@ -59,11 +59,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Note:
-    """Why numbers differ: which of `WHY`, what, and how we know."""
+    """Why numbers differ: which of `WHY`, what, and how we know.
+
+    `explains` are how claims begin that do not hold because of it, where `known_by` is an experiment that shows it.
+    """
 
     why: Literal["bug", "protocol difference", "unstated choice", "the paper's implementation"]
     what: str
     known_by: str
+    explains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
