@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.study.plan import Plan
 from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Claim, Number, above, at_least, at_most, below, every, near
-from personafl_papers.tables.persfl_figures import by_user, grid_figure, improvements, tried
+from personafl_papers.tables.persfl_figures import by_grid, by_user, grid_figure, improvements, tried
 from personafl_papers.tables.persfl_measures import FEDAVG, measured_part
 from personafl_papers.tables.search import Axes, SearchPlan, geometric
 from personafl_papers.tables.table import Found, Measured, Note, Part, Table, planned, searching, with_settings
@@ -208,6 +208,7 @@ def measure(found: Found) -> Measured:
                 numbers[part] = measured_part(found.runs[part], ROWS)
                 numbers[equal] = measured_part(found.runs[equal], ROWS)
                 numbers[f"{part}, users"] = by_user(found.runs[equal], ROWS)
+                numbers[f"{part}, grid"] = by_grid(found.runs[part])
                 curves[part] = {"qoi": improvements(found.runs[equal], ROWS), "grid": tried(found.runs[part])}
     return Measured(numbers, curves)
 
@@ -248,6 +249,9 @@ def parts() -> dict[str, Part]:
                 f"{title}, equal rounds: {ROUNDS[source]} for all, and PersFL's students train on", place
             )
             found[f"{source} {split}, users"] = Part(f"{title}, equal steps: accuracy by user", "Tables 6.2 and 6.3")
+            found[f"{source} {split}, grid"] = Part(
+                f"{title}: accuracy of PersFL's students on validation data by λ and T", "Figures 6.2 to 6.7"
+            )
     return found
 
 
