@@ -315,7 +315,7 @@ def fairness(split: str) -> list[Claim]:
 TABLE = Table(
     about="Ten users, four divisions, equal rounds and equal steps: accuracy, spread, teachers, λ, T, improvement",
     paper="PersFL (Divi, thesis, Purdue 2021), Tables 6.2 to 6.8",
-    cost="3 hours (estimated)",
+    cost="4 hours (estimated)",
     data=("mnist",),
     optional=("cifar10",),
     parts=parts(),

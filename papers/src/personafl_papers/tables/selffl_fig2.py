@@ -170,7 +170,7 @@ ONE = " with smoothing 1 (not the paper's)"
 TABLE = Table(
     about="Weighted accuracy on CIFAR-10 (20 clients, 5 active), and Self-FL with one of its components at a time",
     paper="Self-FL (Chen et al., NeurIPS 2022), Figure 2",
-    cost="90 minutes (estimated)",
+    cost="60 minutes (estimated)",
     data=("cifar10", "emnist"),
     parts={
         CIFAR: Part("CIFAR-10, 20 clients, 5 active; all settings searched", "Figure 2a"),

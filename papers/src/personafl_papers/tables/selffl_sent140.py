@@ -55,7 +55,7 @@ AXES: dict[str, Axes] = {
     "perfedavg": (RATE, geometric("algorithm.alpha", 0.003, 1.0, 0.1)),
 }
 """Self-FL has no ℓ_max here, as it takes the same 2 epochs; pFedMe's η is bounded by ηλ < 2 with λ = 5."""
-TRIES, MOST_TRIES = 8, 12
+TRIES, MOST_TRIES = 6, 8
 
 
 def config(quick: bool, rounds: int, validation: bool = False) -> dict[str, Any]:
@@ -155,7 +155,7 @@ SLOW = ("Ditto", "pFedMe", "Per-FedAvg")
 TABLE = Table(
     about="Sentiment of tweets by user: 200 rounds of FedAvg as a warm start, then each method from there",
     paper="Self-FL preprint, appendix E.3, Figures 7 and 8",
-    cost="60 minutes (estimated)",
+    cost="90 minutes (estimated)",
     data=("sent140",),
     parts={
         PART: Part(

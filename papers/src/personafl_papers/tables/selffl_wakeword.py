@@ -88,7 +88,7 @@ GN, PN, ALL = "global, normal", "personal, normal", f"{SAMPLED}, all states"
 TABLE = Table(
     about="Wake-word detection by five device types in three states: false alarms relative to a pooled model's",
     paper="Self-FL (Chen et al., NeurIPS 2022), Table 2, and its preprint, Tables 3, 4, 6, 7, 8",
-    cost="40 minutes",
+    cost="80 minutes (estimated)",
     data=("wakeword",),
     parts={
         POOLED: Part("The pooled model, in %", "section 4.3", {}, OTHER),
