@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,6 +38,11 @@ WRONG = {
     ),
     "lr_min above lr": (Local, {"schedule": "cosine", "lr_min": 1.0}, "local.lr_min = 1.0", "at most local.lr"),
     "groups as a list": (Local, {"groups": ["head"]}, "local.groups = ['head']", "a table of factors"),
+    "a share above all": (Local, {"batch_share": 1.5}, "local.batch_share = 1.5: must be in (0, 1]", "or left out"),
+    "a share of nothing": (Local, {"batch_share": 0.0}, "local.batch_share = 0.0", ""),
+    "a share and everything": (
+        Local, {"batch_size": 0, "batch_share": 0.5}, "local.batch_share = 0.5", "left out where local.batch_size is 0",
+    ),
     "a negative factor": (Local, {"groups": {"head": -1}}, 'local.groups."head" = -1', "at least 0"),
     "half a round": (Schedule, {"rounds": 2.5}, "rounds = 2.5: must be a whole number", ""),
     "a text as rounds": (Schedule, {"rounds": "ten"}, "rounds = 'ten': must be a whole number", ""),
@@ -76,6 +82,12 @@ def test_a_config_has_what_python_has():
     local = parse({"local": tables, "patience": 4, "min_delta": 0.001}).local
     assert local == Local(optimizer="adamw", betas=(0.8, 0.99), groups={"head": 2.0, "*.bias": 0.5}, warmup=3)
     assert parse({"local": local.table()}).local == local
+
+
+def test_a_share_of_samples_is_rounded_up_but_not_by_what_floating_point_adds():
+    share = Local(batch_size=1, batch_share=0.07)
+    assert share.batch_sizes(np.array([1, 100, 101])).tolist() == [1, 7, 8] and 0.07 * 100 > 7
+    assert Local(batch_size=10**30).batch_sizes(np.array([5]))[0] > 5, "as much as one likes"
 
 
 def test_what_is_not_used_is_not_in_the_table_of_a_run():

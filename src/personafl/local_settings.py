@@ -28,6 +28,9 @@ class Local:
         Learning rate η.
     batch_size
         Samples per step; 0 takes all of a client's training data at every step.
+    batch_share
+        Samples per step as a share of a client's training data, rounded up, where that is more than `batch_size`:
+        each client then has a batch size of its own. Left out: all have the same.
     steps, epochs
         Local work per round, as one or the other: a number of steps, or of passes over the client's data.
     optimizer
@@ -98,6 +101,7 @@ class Local:
     lr_min: float = 0.0
     groups: dict[str, float] = field(default_factory=dict)
     features: str = ""
+    batch_share: float | None = None
 
     def __post_init__(self) -> None:
         if callable(self.lr):
@@ -107,6 +111,8 @@ class Local:
         check_types("local.", self)
         check("local.lr", self.lr, 0 < self.lr < 1e38, "above 0, and no more than float32 holds")
         check("local.batch_size", self.batch_size, self.batch_size >= 0, "at least 1, or 0 for all data at once")
+        share, usable = self.batch_share, "in (0, 1], or left out; and left out where local.batch_size is 0"
+        check("local.batch_share", share, share is None or (0 < share <= 1 and self.batch_size > 0), usable)
         held = self.held_back
         check("local.held_back", held, held is None or 0 < held < 1, "above 0 and below 1, or left out")
         for name, value in (("steps", self.steps), ("epochs", self.epochs)):
@@ -229,5 +235,18 @@ class Local:
         """The number of steps of each client that does not choose its own (20 where nothing is said)."""
         if self.epochs is None:
             return np.full(len(samples), 20 if self.steps is None else self.steps, np.int64)
-        size = np.maximum(samples, 1) if self.batch_size == 0 else np.full(len(samples), self.batch_size)
-        return np.asarray(self.epochs * -(-samples // size), np.int64)
+        return np.asarray(self.epochs * -(-samples // self.batch_sizes(samples)), np.int64)
+
+    def batch_sizes(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many samples each client's batches should have, which may be more than it has; at least 1.
+
+        >>> Local(batch_size=10, batch_share=0.1).batch_sizes(np.array([7, 205])).tolist()
+        [10, 21]
+        """
+        if self.batch_size == 0:
+            return np.asarray(np.maximum(samples, 1), np.int64)
+        sizes = np.full(len(samples), min(self.batch_size, 2**62), np.int64)
+        if self.batch_share is None:
+            return sizes
+        # A share such as 0.07 of 100 is 7.000000000000001 in floating point, and 7 samples.
+        return np.asarray(np.maximum(sizes, np.ceil(self.batch_share * samples - 1e-9)), np.int64)

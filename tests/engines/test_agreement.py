@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from personafl.algorithms import ALGORITHMS
+from personafl.algorithms import ALGORITHMS, FedAvg
+from personafl.algorithms.base import Sent
 from personafl.algorithms.extras import trained_task
 from personafl.engines import ENGINES
 from personafl.engines.stacked import StackedEngine
+from personafl.engines.work import Work
 from personafl.federation import Federation
 from personafl.kernels.task import Task
 from personafl.settings import Local, Schedule
@@ -182,6 +184,40 @@ def test_full_batches_of_different_sizes_agree(tmp_path):
     local = Local(lr=0.05, batch_size=0, steps=3)
     one = everything(run("loop", "fedavg", "mlp with dropout", tmp_path, local, activity=1.0))
     assert_agree(one, everything(run("stacked", "fedavg", "mlp with dropout", tmp_path, local, activity=1.0)))
+
+
+@pytest.mark.parametrize("algorithm", ["separate", "selffl", "persfl"])
+def test_engines_agree_on_batches_that_are_a_share_of_a_clients_samples(tmp_path, algorithm):
+    local = Local(lr=0.02, batch_size=3, batch_share=0.3, epochs=2)
+    loop, *others = (
+        everything(run(engine, algorithm, "mlp with dropout", tmp_path, local, 0.6, rounds=4)) for engine in ENGINES
+    )
+    for other in others:
+        assert_agree(loop, other)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_share_of_a_clients_samples_is_as_the_batch_size_that_it_comes_to(tmp_path, engine):
+    """Clients of 2 to 28 training samples, of which half is 1 to 14."""
+    sizes = federation().sizes("train")
+    share = Local(lr=0.05, batch_size=2, batch_share=0.5, epochs=1)
+    own = share.batch_sizes(sizes)
+    assert own.tolist() == [max(2, -(-size // 2)) for size in sizes.tolist()]
+    made = everything(run(engine, "separate", "mlp with dropout", tmp_path, share, 1.0))
+    assert made["steps"].tolist() == [1, 2, 2, 2, 1, 2, 2], "of 2, 28, 6, 11, 2, 18 and 7 samples"
+    for size in {*own.tolist()}:
+        same = Local(lr=0.05, batch_size=size, epochs=1)
+        plain = everything(run(engine, "separate", "mlp with dropout", tmp_path, same, 1.0))
+        rows = own == size
+        np.testing.assert_allclose(made["client theta"][rows], plain["client theta"][rows], rtol=1e-5, atol=1e-6)
+
+
+def test_algorithms_see_each_clients_batch_size(tmp_path):
+    engine = run(
+        "loop", "fedavg", "linear", tmp_path, Local(batch_size=2, batch_share=0.5), 1.0, rounds=0
+    ).clients.engine
+    work = Work(FedAvg(), 1, "train", np.arange(7), {}, Sent({}))
+    assert engine._info(work)["batch_size"].tolist() == [2, 14, 3, 6, 2, 9, 4]
 
 
 def test_dropout_differs_between_clients(tmp_path):

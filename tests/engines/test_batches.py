@@ -65,6 +65,17 @@ def test_batches_are_full_but_for_the_last_of_an_epoch(clients, batch_size):
 
 
 @calm
+@given(federations, batch_sizes, st.data())
+def test_with_batch_sizes_of_their_own_clients_have_what_each_has_alone(clients, batch_size, data):
+    sizes, steps = map(list, zip(*clients, strict=True))
+    own = data.draw(st.lists(batch_sizes, min_size=len(sizes), max_size=len(sizes)))
+    plan = draw(np.array(sizes), keys_of(list(range(len(sizes)))), np.array(own), np.array(steps))
+    for k, count in enumerate(steps):
+        alone = plan_of([sizes[k]], own[k], [count], [k])
+        assert batches(plan, k, count) == batches(alone, 0, count)
+
+
+@calm
 @given(federations, batch_sizes)
 def test_padding_points_at_samples_of_the_same_client(clients, batch_size):
     sizes, steps = map(list, zip(*clients, strict=True))

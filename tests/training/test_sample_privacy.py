@@ -45,6 +45,8 @@ def test_batches_are_drawn_independently():
     assert (plan.counts[1][:50] == 8).all(), "a client that is smaller than a batch has all samples in each"
     alone = draw_independently(sizes[:1], keys[:1], 10, steps[:1])
     assert (alone.counts[0] == plan.counts[0]).all()
+    own = draw_independently(sizes, keys, np.array([10, 4, 1]), steps)
+    assert own.expected.tolist() == [10, 4, 1] and (own.counts[0] == plan.counts[0]).all()
 
 
 @pytest.mark.parametrize("engine", ["loop", "threaded"])

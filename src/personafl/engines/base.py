@@ -187,7 +187,7 @@ class Engine(ABC):
 
     def _info(self, work: Work) -> State:
         samples = self.federation.sizes("train")[work.ids]
-        size = samples if self.local.batch_size == 0 else np.minimum(samples, self.local.batch_size)
+        size = np.minimum(samples, self.local.batch_sizes(samples))
         columns = {
             "steps": self.local.default_steps(samples),
             "samples": samples,
@@ -203,12 +203,9 @@ class Engine(ABC):
     def _plan(self, work: Work, keys: Key, steps: Ints) -> BatchPlan:
         """Batches as indices into the federation's arrays."""
         drawn = draw if self.task.per_sample is None else draw_independently
-        plan = drawn(
-            self.federation.sizes("train")[work.ids],
-            keys,
-            self.local.batch_size,
-            steps * batches_per_step(work.program),
-        )
+        sizes = self.federation.sizes("train")[work.ids]
+        batch = self.local.batch_sizes(sizes) if self.local.batch_size else 0
+        plan = drawn(sizes, keys, batch, steps * batches_per_step(work.program))
         starts = self.federation.starts("train")[work.ids][:, None, None]
         return BatchPlan(plan.positions + starts, plan.counts, plan.expected)
 
@@ -270,7 +267,7 @@ class Engine(ABC):
     def _chunks(self, work: Work) -> Iterator[Work]:
         """Parts of the work that fit in memory."""
         sizes = self.federation.sizes("train")[work.ids]
-        batch = int(sizes.max(initial=1)) if self.local.batch_size == 0 else self.local.batch_size
+        batch = int(self.local.batch_sizes(sizes).max(initial=1))
         if work.program.uses_validation:
             batch = max(batch, int(self.federation.sizes("val")[work.ids].max(initial=1)))
         if work.program.uses_training:

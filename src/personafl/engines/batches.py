@@ -24,7 +24,7 @@ class BatchPlan:
     expected: NDArray[np.float64] | None = None
 
 
-def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
+def draw(sizes: Ints, keys: Key, batch_size: int | Ints, steps: Ints) -> BatchPlan:
     """Draw batches without replacement within an epoch; every epoch has a new order.
 
     Parameters
@@ -34,7 +34,8 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
     keys
         One key per client, already specific to seed, round and purpose.
     batch_size
-        Samples per step; the last batch of an epoch may be smaller. 0 takes all samples at every step.
+        Samples per step, of all clients or of each; the last batch of an epoch may be smaller. 0 for all clients takes
+        all samples at every step.
     steps
         Number of steps of each client.
 
@@ -45,11 +46,12 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
     ([[2, 2, 1]], [0, 1, 2, 3, 4])
     """
     most = int(steps.max(initial=0))
-    size = sizes if batch_size == 0 else np.minimum(sizes, batch_size)
+    whole = isinstance(batch_size, int) and batch_size == 0
+    size = sizes if whole else np.minimum(sizes, batch_size)
     width = int(size.max(initial=0))
     per_epoch = -(-sizes // size)
     step = np.arange(most)
-    if batch_size == 0:
+    if whole:
         # The whole data at every step: no order to draw.
         slot = np.minimum(np.arange(width), sizes[:, None] - 1)
         positions = np.broadcast_to(slot[:, None, :], (len(sizes), most, width))
@@ -71,7 +73,7 @@ def draw(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
     return BatchPlan(positions, counts)
 
 
-def draw_independently(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> BatchPlan:
+def draw_independently(sizes: Ints, keys: Key, batch_size: int | Ints, steps: Ints) -> BatchPlan:
     """Draw batches in which every sample is with probability batch_size / size, independently of all else (Poisson).
 
     Batches then differ in size, and may be empty: that is what protects a sample by not being looked at, and what
@@ -83,7 +85,7 @@ def draw_independently(sizes: Ints, keys: Key, batch_size: int, steps: Ints) -> 
     >>> plan.expected.tolist(), round(float(plan.counts.mean())), round(float(plan.counts.var()))
     ([20.0], 20, 19)
     """
-    if batch_size == 0:
+    if isinstance(batch_size, int) and batch_size == 0:
         plan = draw(sizes, keys, 0, steps)
         return BatchPlan(plan.positions, plan.counts, sizes.astype(np.float64))
     most = int(steps.max(initial=0))

@@ -85,7 +85,7 @@ class RunSteps:
     def samples(self) -> int:
         """Of a step of one client."""
         largest = int(np.median(self.federation.sizes("train")))
-        return largest if self.local.batch_size == 0 else min(largest, self.local.batch_size)
+        return min(largest, int(self.local.batch_sizes(np.array([largest]))[0]))
 
     def _stacks(self, shapes: Shapes) -> bool | None:
         samples = some_samples(self.federation, self.settings.device)

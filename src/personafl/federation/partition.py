@@ -142,6 +142,35 @@ def _check_classes_per_client(
     check_enough(partition, int(sizes_of(by_class).sum()), clients * classes_per_client)
 
 
+def fewer_where_short(
+    partition: Partition, classes: NDArray[Any], by_class: list[Indices], wanted: Indices
+) -> tuple[Indices, list[str]]:
+    """What each client gets of each class: proportionally less of a class that is short, at least one; and a note."""
+    check_supply(partition, classes, by_class, np.count_nonzero(wanted, axis=0), "use fewer clients")
+    counts = wanted.copy()
+    short = []
+    for c, samples in enumerate(by_class):
+        if (together := int(wanted[:, c].sum())) > len(samples):
+            counts[:, c] = _scaled(wanted[:, c], len(samples))
+            short.append(f"class {classes[c]} ({len(samples)} of {together})")
+    if not short:
+        return counts, []
+    clients = len(wanted)
+    note = (
+        f"too few samples of {', '.join(short)}: the clients got proportionally fewer, so that the mean size is "
+        f"{counts.sum() / clients:.0f} instead of {wanted.sum() / clients:.0f}"
+    )
+    return counts, [note]
+
+
+def _scaled(drawn: Indices, supply: int) -> Indices:
+    """The drawn counts reduced in proportion until they add up to the supply; who has any keeps at least one."""
+    beyond = np.maximum(drawn - 1, 0)
+    # Differences of the rounded cumulative sum: exact in total, and within one of the exact share for everybody.
+    edges = np.cumsum(beyond) * (supply - np.count_nonzero(drawn)) // beyond.sum()
+    return np.asarray((drawn > 0) + np.diff(edges, prepend=0), np.int64)
+
+
 def check_supply(
     partition: Partition, classes: NDArray[Any], by_class: list[Indices], needed: Indices, advice: str
 ) -> None:

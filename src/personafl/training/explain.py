@@ -154,8 +154,7 @@ def explain_task(
     cohort = schedule.cohort_size(len(federation))
     traffic = _traffic(task, federation, algorithm, local)
     stacked = StackedEngine(task, federation, local, 0, engine.memory, 1, engine.device)
-    sizes = federation.sizes("train")
-    samples = int(sizes.max(initial=1)) if local.batch_size == 0 else local.batch_size
+    samples = int(local.batch_sizes(federation.sizes("train")).max(initial=1))
     memory = stacked._bytes_per_client(samples, 6 + traffic["kept"] // max(4 * task.size, 1))
     return Explanation(
         model=type(task.template).__name__,

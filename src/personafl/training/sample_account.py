@@ -57,7 +57,7 @@ class SampleAccount:
         sent = algorithm.send(algorithm.new_server(theta0, 1), torch.zeros(1, dtype=torch.int64)).one(0)
         own = algorithm.new_client(theta0, sent)
         most = max(_gradients_per_batch(algorithm, program, local, own, sent) for program in _programs(algorithm))
-        size = sizes if local.batch_size == 0 else np.minimum(sizes, local.batch_size)
+        size = np.minimum(sizes, local.batch_sizes(sizes))
         return cls(privacy, most, batches_per_step(algorithm), size / np.maximum(sizes, 1))
 
     def batches(self, steps: Ints, gradients: Ints) -> Ints:

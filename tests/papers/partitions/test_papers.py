@@ -151,6 +151,35 @@ def test_practical_gives_fedamps_emnist_federation(pool):
         assert (counts[group, group].sum(axis=1) == 0.8 * counts[group].sum(axis=1)).all()
 
 
+EMNIST_TEST = [
+    5778, 6330, 5869, 5969, 5619, 5190, 5705, 6139, 5633, 5686,
+    1062, 648, 1739, 779, 851, 1440, 447, 521, 2048, 626, 382, 810, 1485, 1351, 4156, 1397, 413, 809, 3508, 1576, 2002,
+    796, 806, 432, 798, 464, 1644, 853, 432, 1683, 4092, 400, 589, 1479, 427, 317, 466, 2535, 464, 1898,
+    466, 368, 505, 2320, 437, 2965, 482, 468, 467, 470, 381, 451,
+]  # fmt: skip
+"""How many of each of its 62 classes the test images of EMNIST by class are."""
+
+
+def test_practical_of_emnists_test_images_has_fewer_of_what_is_short():
+    labels = np.repeat(np.arange(62), EMNIST_TEST)
+    sizes = {"groups": "emnist", "samples": (1250, 875, 500)}
+    with pytest.raises(DataError, match=r'class 20 has 382 samples .* or short = "fewer"'):
+        deal(Practical(**sizes), labels)
+    dealt = deal(Practical(**sizes, short="fewer"), labels)
+    assert_proper(dealt, len(labels))
+    assert "class 20 (382 of 8" in dealt.notes[0]
+    counts = counts_of(dealt, labels, 62)
+    assert (counts > 0).all() and (counts.sum(axis=0) <= EMNIST_TEST).all() and counts[:, 20].sum() == 382
+    for group, asked, got in ((slice(0, 10), 1250, 1215), (slice(10, 36), 875, 766), (slice(36, 62), 500, 432)):
+        assert (
+            counts[group].sum(axis=1).mean() == pytest.approx(got, abs=5) and counts[group].sum(axis=1).max() <= asked
+        )
+        assert counts[group, group].sum() / counts[group].sum() == pytest.approx(0.8, abs=0.03), "as good as 80%"
+    plenty = np.repeat(np.arange(62), 2000)
+    plain, same = (deal(Practical(**sizes, **own), plenty) for own in ({}, {"short": "fewer"}))
+    assert all(np.array_equal(a, b) for a, b in zip(plain.parts, same.parts, strict=True)), "where nothing is short"
+
+
 @pytest.mark.parametrize(
     "preset, labels",
     [

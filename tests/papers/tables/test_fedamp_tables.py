@@ -7,11 +7,13 @@ from scipy import stats
 from personafl.config import parse
 from personafl_papers.partitions.practical import Practical
 from personafl_papers.tables import fedamp_pairs
+from personafl_papers.tables.availability import available
 from personafl_papers.tables.claims import Number
 from personafl_papers.tables.fedamp_pairs import blocks, distribution, outperforms, paired_tests, weights_of
 from personafl_papers.tables.fedamp_tables import (
     AXES,
     DATA,
+    LIKE,
     METHODS,
     PUBLISHED,
     ROWS,
@@ -81,7 +83,9 @@ def test_every_method_is_searched_with_the_same_effort_and_all_settings_are_soun
     searches, runs = first(found), second(found)
     varied = dict(one for one in runs if ", " in one[0])
     runs = [one for one in runs if one[0] not in varied]
-    assert len(searches) == len(runs) == len(DATA) * len(SETTINGS)
+    assert len(searches) + len(LIKE) == len(runs) == len(DATA) * len(SETTINGS)
+    checked = {part for claim in TABLE.claims for part in claim.parts}
+    assert not {f"{source} {setting}" for source, setting in LIKE} & checked, "of which nothing is claimed"
     for _, plan in searches:
         assert set(plan.axes) == set(METHODS) and plan.budget == TRIES
         for method, axes in plan.axes.items():
@@ -124,6 +128,16 @@ def test_training_samples_of_the_practical_division_are_the_papers(source, class
     training = [round(tables["splits"][0] * len(part)) for part in dealt.parts]
     assert sorted(set(training)) == [400, 700, 1000]
     assert len(training) == (62 if source == "emnist" else 60)
+
+
+def test_the_practical_division_of_emnist_can_be_made_of_its_test_images(monkeypatch):
+    use_real_data(monkeypatch, "fedamp-tables")
+    if not available("emnist"):
+        pytest.skip("emnist is not at hand")
+    made = parse({**config("emnist", "practical", quick=False), "algorithm": "fedavg"}).federation()
+    sizes = made.sizes("train")
+    means = [sizes[group].mean() for group in (slice(0, 10), slice(10, 36), slice(36, 62))]
+    assert len(made) == 62 and means == pytest.approx([975, 611, 346], abs=1)
 
 
 def test_tests_are_wilcoxons_over_the_clients_of_all_seeds_with_holms_correction(monkeypatch):

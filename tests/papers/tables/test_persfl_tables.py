@@ -9,7 +9,7 @@ import pytest
 from personafl.config import parse
 from personafl_papers.tables import persfl_measures
 from personafl_papers.tables.claims import Number, at_most
-from personafl_papers.tables.persfl_figures import grid_figure, tried
+from personafl_papers.tables.persfl_figures import by_grid, grid_figure, tried
 from personafl_papers.tables.persfl_measures import FEDAVG, improvement, measured_part, rounds_to_match
 from personafl_papers.tables.persfl_tables import (
     DISTILLED,
@@ -87,7 +87,7 @@ def test_the_thesis_claims_hold_for_its_numbers():
 def test_at_equal_rounds_all_have_as_many_and_at_equal_steps_others_have_those_of_the_students(monkeypatch):
     monkeypatch.setattr("personafl_papers.tables.persfl_tables.available", lambda source: True)
     plans = second(Found())
-    assert {part for part, _ in plans} == {part for part in TABLE.parts if not part.endswith(", users")}
+    assert {part for part, _ in plans} == {part for part in TABLE.parts if not part.endswith((", users", ", grid"))}
     for part, plan in plans:
         source, split = part.removesuffix(", equal steps").split()
         for method in plan.methods:
@@ -113,7 +113,15 @@ def test_persfl_takes_fedavgs_learning_rate_and_all_others_are_searched_alike(mo
     found = Found(searches={"search mnist ds1": {FEDAVG: chosen}})
     rates = {m: plan.job(m, 0).config.local.lr for _, plan in main_runs("mnist", "ds1", found) for m in plan.methods}
     assert {m for m, rate in rates.items() if rate == 0.2} == {FEDAVG, "persfl", "persfl-gd", "persfl-last"}
-    for _, searched in first(Found()):
+    searches = dict(first(Found()))
+    assert {*searches} == {
+        f"search {part}" for part in ("mnist ds1", "mnist ds2", "mnist ds3", "mnist ds4", "cifar10 ds1")
+    }
+    shared = Found(searches={"search cifar10 ds1": {FEDAVG: chosen}})
+    for split in ("ds1", "ds2", "ds3", "ds4"):
+        made = [plan for _, plan in main_runs("cifar10", split, shared) if FEDAVG in plan.methods]
+        assert {plan.job(FEDAVG, 0).config.local.lr for plan in made} == {0.2}, "DS-1's for all divisions"
+    for searched in searches.values():
         assert set(searched.axes) == set(METHODS) - set(DISTILLED) and searched.budget == TRIES
         for method, axes in searched.axes.items():
             for end in (0, -1):
@@ -126,6 +134,9 @@ def test_what_users_tried_is_read_from_the_columns_of_the_grid():
     users = tried(runs)
     assert users[0] == {"5": [[0.0, 50.0], [0.25, 60.0]], "25": [[0.0, 10.0]]} and len(users) == 2
     assert len(grid_figure(users, "title").axes) == 2
+    means = by_grid(runs)
+    assert means["T = 5"]["λ = 0"].values == (60.0, 60.0) and means["T = 5"]["λ = 0.25"].mean == pytest.approx(70)
+    assert means["T = 25"]["λ = 0"].mean == pytest.approx(15) and by_grid({}) == {}
 
 
 class Stub:

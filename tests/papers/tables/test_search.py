@@ -18,6 +18,7 @@ from personafl_papers.tables.search import (
     next_place,
     run_search,
     search,
+    search_together,
 )
 from personafl_papers.tables.table import Found, planned, searching
 
@@ -84,6 +85,22 @@ def test_of_equal_values_the_first_that_was_tried_is_taken_and_it_does_not_wande
     start = next(iter(scores))
     assert all(max(abs(a - b) for a, b in zip(place, start, strict=True)) <= 1 for place in scores)
     assert ends((RATE, LAM), scores) == {"local.lr": "inside", "algorithm.lam": "inside"}
+
+
+@pytest.mark.parametrize(("most", "made"), [(0, 3), (5, 5), (20, 7)])
+def test_where_the_budget_ends_before_a_search_is_inside_all_methods_go_on_alike(most, made):
+    axes = {"rises": (RATE,), "inside": (RATE,), "short": (LAM,)}
+    scores = {"rises": lambda place: float(place[0]), "inside": peak((RATE,), 0.03), "short": peak((LAM,), 0.1)}
+    tried = search_together(
+        axes, 3, most, lambda wave: {method: scores[method](place) for method, place in wave.items()}
+    )
+    assert {method: len(own) for method, own in tried.items()} == {
+        "rises": made, "inside": made, "short": min(made, len(LAM.values)),
+    }, "or all of its points"  # fmt: skip
+    end = "at the limit" if made == 7 else "out of tries"
+    assert ends((RATE,), tried["rises"]) == {"local.lr": end} and ends((RATE,), tried["inside"]) == {
+        "local.lr": "inside"
+    }
 
 
 def test_the_next_try_is_a_nearest_one_to_the_best_along_the_first_axis_downwards_first():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,12 @@ from personafl.federation.partition import (
     check_enough,
     check_supply,
     dealt,
+    fewer_where_short,
     left_out,
     shuffled_by_class,
     whole,
 )
+from personafl.registry import later
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class Practical:
         How many samples a client of each group has; left out, the preset's.
     dominating
         The share of a client's samples that is of its group's classes.
+    short
+        What happens where a class has fewer samples than the clients need: "refuse", or "fewer", with which its clients
+        get proportionally fewer of it, at least one each, and a note says so.
 
     Examples
     --------
@@ -105,6 +110,7 @@ class Practical:
     clients: tuple[int, ...] = ()
     samples: tuple[int, ...] = ()
     dominating: float = 0.8
+    short: Literal["refuse", "fewer"] = later("refuse")
 
     def __post_init__(self) -> None:
         if isinstance(self.groups, str) and self.groups not in PRESETS:
@@ -144,7 +150,8 @@ class Practical:
     def __call__(self, labels: NDArray[Any], rng: np.random.Generator) -> Assignment:
         classes, by_class = shuffled_by_class(self, labels, rng)
         settings = self.settings()
-        check_enough(self, len(labels), sum(m * n for m, n in zip(settings.clients, settings.samples, strict=True)))
+        if self.short == "refuse":
+            check_enough(self, len(labels), sum(m * n for m, n in zip(settings.clients, settings.samples, strict=True)))
         rows, names = [], []
         for (group, members), clients, samples in zip(
             settings.groups.items(), settings.clients, settings.samples, strict=True
@@ -164,8 +171,11 @@ class Practical:
                 rows.append(row)
                 names.append(group)
         counts: Indices = np.stack(rows)
-        check_supply(self, classes, by_class, counts.sum(axis=0), "use fewer clients or fewer samples a client")
-        notes = left_out(len(labels), int(counts.sum()), "the groups do not ask for more")
+        if self.short == "refuse":
+            advice = 'use fewer clients or fewer samples a client, or short = "fewer"'
+            check_supply(self, classes, by_class, counts.sum(axis=0), advice)
+        counts, notes = fewer_where_short(self, classes, by_class, counts)
+        notes += left_out(len(labels), int(counts.sum()), "the groups do not ask for more")
         return Assignment(dealt(by_class, counts), groups=names, notes=notes)
 
 

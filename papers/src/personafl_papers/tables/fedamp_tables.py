@@ -68,8 +68,14 @@ AXES: dict[str, Axes] = {
     "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64), 0.5), PULL),
     "heurfedamp": (RATE, Axis("algorithm.contrast", (0.25, 0.5, 1, 2, 4, 8, 16), 1), PULL),
 }
-TRIES = 10
-"""For each method, division and data set; fixed before anything was run."""
+TRIES, MOST_TRIES = 8, 14
+"""For each method, division and data set, and at most where a search has not come inside; fixed before the runs."""
+LIKE = {
+    ("mnist", "pathological"): ("fmnist", "pathological"),
+    ("emnist", "iid"): ("fmnist", "iid"),
+    ("emnist", "pathological"): ("fmnist", "pathological"),
+}
+"""Divisions of which the text says nothing that is checked here take what was searched on others."""
 QUICK_AXES = ("fedamp",)
 
 ROUNDS = 60
@@ -78,6 +84,16 @@ VARIED = ("separate", "fedavg-global", "fedamp", "heurfedamp")
 LONG_ROUNDS = {"local": {"batch_size": 20, "steps": 200}, "rounds": 10, "eval_every": 2}
 APART = {"mnist": [[0, 1, 3, 4], [2, 5, 9], [6, 7, 8]], "fmnist": [[0, 1, 4, 5], [2, 3, 7], [6, 8, 9]]}
 """Groups that part what is easily confused, as EMNIST's do (0, O and o; 5, S and s): 4 from 9, T-shirts from shirts."""
+
+EMNIST = {
+    setting: f"EMNIST's 116,323 test images, of 814,255 in all: {what}"
+    for setting, what in {
+        "iid": "62 clients of 1,501 training samples",
+        "pathological": "62 clients of 274 to 4,658 training samples with the first seed",
+        "practical": "62 clients; of letters that are short they have proportionally fewer, so that they have 975, 611 "
+        "and 346 training samples on average in place of 1,000, 700 and 400",
+    }.items()
+}
 
 PUBLISHED = {
     "Separate": ((99.27, 81.66, 54.41, 9.82), (98.73, 97.67, 99.15, 92.67), (86.30, 86.73, 61.78, 39.99)),
@@ -99,6 +115,8 @@ def config(source: str, setting: str, quick: bool, validation: bool = False) -> 
     partition: dict[str, Any] = {"name": setting, "clients": clients}
     if setting == "practical":
         partition = {"name": "practical", "groups": source, "samples": [1250, 875, 500]}
+        if source == "emnist":
+            partition["short"] = "fewer"
         if quick:
             partition["clients"] = [4, 4, 4]
     data = {"name": source, **({} if source == "cifar100" else {"normalize": "unit"})}
@@ -131,13 +149,14 @@ def vary(source: str, variation: str, tables: dict[str, Any]) -> dict[str, Any]:
 
 def first(found: Found) -> Sequence[tuple[str, SearchPlan]]:
     axes = {method: AXES[method] for method in (QUICK_AXES if found.quick else AXES)}
-    tries = 3 if found.quick else TRIES
+    tries = (3,) if found.quick else (TRIES, MOST_TRIES)
     return [
         (
             f"search {source} {setting}",
-            searching(config(source, setting, found.quick, True), METHODS, found.seeds(1, 1), axes, tries),
+            searching(config(source, setting, found.quick, True), METHODS, found.seeds(1, 1), axes, *tries),
         )
         for source, setting in federations(found.quick)
+        if (source, setting) not in LIKE
     ]
 
 
@@ -145,7 +164,8 @@ def second(found: Found) -> Sequence[tuple[str, Plan]]:
     plans = []
     for source, setting in federations(found.quick):
         part = f"{source} {setting}"
-        every = {m: with_settings(own, found.chosen(f"search {part}", m)) for m, own in METHODS.items()}
+        searched = "search {} {}".format(*LIKE.get((source, setting), (source, setting)))
+        every = {m: with_settings(own, found.chosen(searched, m)) for m, own in METHODS.items()}
         tables = config(source, setting, found.quick)
         plans.append((part, planned(tables, every, found.seeds(SEEDS))))
         if setting == "practical" and not found.quick:
@@ -193,7 +213,7 @@ def parts() -> dict[str, Part]:
         for d, (source, name) in enumerate(DATA.items()):
             numbers = {row: {"BMTA": values[s][d]} for row, values in PUBLISHED.items()}
             title = f"{name}, {'IID' if setting == 'iid' else setting}"
-            found[f"{source} {setting}"] = Part(title, place, numbers)
+            found[f"{source} {setting}"] = Part(title, place, numbers, EMNIST[setting] if source == "emnist" else "")
             if setting == "practical":
                 found[f"{source} practical, tests"] = Part(f"{title}: Wilcoxon's tests over clients", "section 7")
                 found[f"{source} practical, weights"] = Part(f"{title}: collaboration weights", "Figure 3")
@@ -252,7 +272,7 @@ TUNED = ("FedAvg-FT", "FedProx-FT")
 TABLE = Table(
     about="Best mean test accuracy of nine methods: IID, two classes a client, and groups of clients; who helps whom",
     paper="FedAMP (Huang et al., AAAI 2021), Tables 1 to 3, Figures 2 and 3",
-    cost="4 hours (estimated)",
+    cost="2 hours (estimated)",
     data=("mnist", "fmnist"),
     optional=("emnist", "cifar100"),
     parts=parts(),
@@ -360,5 +380,6 @@ TABLE = Table(
             "Section 7 defines BMTA over all rounds; it does not say which round the tests are of.",
         ),
     ),
-    cut="An MLP in place of a CNN; 60 rounds; 3 seeds; a search with one seed.",
+    cut="An MLP in place of a CNN; 60 rounds; 3 seeds; a search with one seed. MNIST with two classes a client has "
+    "what was searched on FMNIST, and so have IID and two classes a client on EMNIST: no claim is about them.",
 )  # fmt: skip

@@ -47,8 +47,9 @@ AXES: dict[str, Axes] = {
     "perfedavg": (RATE, geometric("algorithm.alpha", 0.003, 1.0, 0.1)),
     "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8), 0.5)),
 }
-TRIES = 8
-"""For each method. PersFL takes FedAvg's rate, and each client searches its T and λ."""
+TRIES, MOST_TRIES = 8, 12
+"""For each method, and at most where a search has not come inside. PersFL takes FedAvg's rate, and each client searches
+its T and λ."""
 
 
 def config(split: str, quick: bool) -> dict[str, Any]:
@@ -66,8 +67,8 @@ def config(split: str, quick: bool) -> dict[str, Any]:
 
 def search(found: Found) -> Sequence[tuple[str, SearchPlan]]:
     axes = {name: own for name, own in AXES.items() if name in METHODS}
-    tables, tries = config("ds1", found.quick), 2 if found.quick else TRIES
-    return [(f"search {SOURCE}, EfficientNet", searching(tables, METHODS, found.seeds(1, 1), axes, tries))]
+    tables, tries = config("ds1", found.quick), (2,) if found.quick else (TRIES, MOST_TRIES)
+    return [(f"search {SOURCE}, EfficientNet", searching(tables, METHODS, found.seeds(1, 1), axes, *tries))]
 
 
 def heads(found: Found) -> Sequence[tuple[str, Plan]]:

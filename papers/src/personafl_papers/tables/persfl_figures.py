@@ -47,6 +47,17 @@ def improvements(runs: Runs, rows: Mapping[str, str]) -> dict[str, Any]:
     return {"edges": QOI_EDGES.tolist(), "counts": counts}
 
 
+def by_grid(runs: Runs, method: str = "persfl") -> dict[str, dict[str, Number]]:
+    """The validation accuracy of students by λ and T, mean over users, in percent (Figures 6.2 to 6.7 in numbers)."""
+    tables = [run.clients() for run in runs.get(method, {}).values()]
+    points = [found for name in tables[0].column_names if (found := _POINT.fullmatch(name))] if tables else []
+    out: dict[str, dict[str, Number]] = {}
+    for point in points:
+        means = [float(np.nanmean(table.column(point[0]).to_numpy(zero_copy_only=False))) for table in tables]
+        out.setdefault(f"T = {point[2]}", {})[f"λ = {point[1]}"] = number(means, 100)
+    return out
+
+
 def tried(runs: Runs, method: str = "persfl") -> list[dict[str, list[list[float]]]]:
     """For each user by T (as text): pairs of λ and the validation accuracy in percent, mean over seeds."""
     tables = [run.clients() for run in runs.get(method, {}).values()]

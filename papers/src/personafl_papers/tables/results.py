@@ -69,7 +69,15 @@ def judged(value: dict[str, Any], table: Table) -> dict[str, Any]:
         claims.append(
             {"claim": claim.text, "place": claim.place, "should_hold": claim.should_hold, **asdict(finding)}
         )  # fmt: skip
-    return {**value, "cut": table.cut, "claims": claims, "notes": [asdict(note) for note in table.notes]}
+    notes = [{key: part for key, part in asdict(note).items() if part} for note in table.notes]
+    return {**value, "cut": table.cut, "claims": claims, "notes": notes}
+
+
+def unexplained(value: Mapping[str, Any]) -> list[str]:
+    """The claims that do not hold and of which no note says which experiment shows why."""
+    known = tuple(start for note in value["notes"] for start in note.get("explains", ()))
+    failed = [one for one in value["claims"] if one["should_hold"] and one["verdict"] == "does not hold"]
+    return [one["claim"] for one in failed if not one["claim"].startswith(known)]
 
 
 def rows(table: Table, numbers: Numbers, by_seed: bool = True) -> list[dict[str, Any]]:

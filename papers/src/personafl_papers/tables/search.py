@@ -8,7 +8,9 @@ good ones the first that was tried is the best.
 
 Every method has the same number of tries, the budget, which is fixed before anything runs. A method with one parameter
 spends it along a finer axis, one with two on their plane; tries that remain when a search has come inside are spent
-around the best. Scores come from validation data only, and trials are as long as the runs that they serve.
+around the best. Where the budget ends before one of the searches has come inside, all methods go on, a try of each at a
+time, until all have or `most` tries are made, which is fixed before, too; who has tried all of its points has no more.
+Scores come from validation data only, and trials are as long as the runs that they serve.
 """
 
 from __future__ import annotations
@@ -108,10 +110,32 @@ def ends(axes: Axes, scores: Mapping[Place, float]) -> dict[str, End]:
 
 def search(axes: Axes, budget: int, score: Callable[[Place], float]) -> dict[Place, float]:
     """Try points one after the other, at most so many; scores in the order in which they were tried."""
-    scores: dict[Place, float] = {}
-    while len(scores) < budget and (place := next_place(axes, scores)) is not None:
-        scores[place] = score(place)
+    return search_together({"": axes}, budget, 0, lambda wave: {"": score(wave[""])})[""]
+
+
+def search_together(
+    axes: Mapping[str, Axes], budget: int, most: int, score: Callable[[Mapping[str, Place]], Mapping[str, float]]
+) -> dict[str, dict[Place, float]]:
+    """The same for several methods, each of which is told its next point at a time: as many tries for all of them.
+
+    While the best of one of them has a neighbour that was not tried, all go on beyond the budget, up to `most` tries.
+    """
+    scores: dict[str, dict[Place, float]] = {method: {} for method in axes}
+    while wave := _wave(axes, scores, budget):
+        for method, value in score(wave).items():
+            scores[method][wave[method]] = value
+        if budget < most and not _wave(axes, scores, budget) and _unfinished(axes, scores):
+            budget += 1
     return scores
+
+
+def _wave(axes: Mapping[str, Axes], scores: Mapping[str, Mapping[Place, float]], budget: int) -> dict[str, Place]:
+    due = {method: next_place(own, scores[method]) for method, own in axes.items() if len(scores[method]) < budget}
+    return {method: place for method, place in due.items() if place is not None}
+
+
+def _unfinished(axes: Mapping[str, Axes], scores: Mapping[str, Mapping[Place, float]]) -> bool:
+    return any("out of tries" in ends(own, scores[method]).values() for method, own in axes.items())
 
 
 @dataclass(frozen=True)
@@ -124,11 +148,14 @@ class SearchPlan:
         Without methods to run and without a grid; its seeds are those of the search, a score is their mean.
     budget
         Tries for each method, on each seed.
+    most
+        So many at most for each, where a search has not come inside with the budget; 0 is the budget.
     """
 
     plan: Plan
     axes: Mapping[str, Axes]
     budget: int
+    most: int = 0
 
     def __post_init__(self) -> None:
         for method, axes in self.axes.items():
@@ -138,8 +165,8 @@ class SearchPlan:
                 )
 
     def jobs(self) -> int:
-        """How many runs there are."""
-        return self.budget * len(self.axes) * len(self.plan.seeds)
+        """How many runs there are at most."""
+        return max(self.budget, self.most) * len(self.axes) * len(self.plan.seeds)
 
 
 @dataclass(frozen=True)
@@ -157,35 +184,33 @@ class Searched:
 
 def run_search(planned: SearchPlan, cache: RunCache) -> list[Searched]:
     """Run a search of all its methods at once: a try of each, then the next of each."""
-    scores: dict[str, dict[Place, float]] = {method: {} for method in planned.axes}
     trials: dict[str, list[Trial]] = {method: [] for method in planned.axes}
     measures: dict[str, str] = {}
-    while wave := _wave(planned, scores):
+
+    def score(wave: Mapping[str, Place]) -> dict[str, float]:
         points = {method: _settings(planned.axes[method], place) for method, place in wave.items()}
         jobs = [planned.plan.trial(m, seed, point) for seed in planned.plan.seeds for m, point in points.items()]
         runs = iter(cache.runs(jobs))
         made = [{method: next(runs) for method in points} for _ in planned.plan.seeds]
-        for method, place in wave.items():
+        for method in wave:
             measures[method], [trial] = scored(
                 planned.plan, method, [points[method]], [[of_seed[method]] for of_seed in made]
             )
-            scores[method][place] = trial.score
             trials[method].append(trial)
+        return {method: trials[method][-1].score for method in wave}
+
+    scores = search_together(planned.axes, planned.budget, planned.most, score)
     for method, found in scores.items():
         if found[best_place(found)] == -np.inf:
             raise RunError(f"every setting of {method} failed; the warnings above say why")
+    tries = max(map(len, scores.values()))
     return [
         Searched(
             method, measures[method], trials[method], _settings(axes, best_place(scores[method])),
-            ends(axes, scores[method]), {axis.key: (axis.values[0], axis.values[-1]) for axis in axes}, planned.budget,
+            ends(axes, scores[method]), {axis.key: (axis.values[0], axis.values[-1]) for axis in axes}, tries,
         )
         for method, axes in planned.axes.items()
     ]  # fmt: skip
-
-
-def _wave(planned: SearchPlan, scores: Mapping[str, Mapping[Place, float]]) -> dict[str, Place]:
-    due = {m: next_place(axes, scores[m]) for m, axes in planned.axes.items() if len(scores[m]) < planned.budget}
-    return {method: place for method, place in due.items() if place is not None}
 
 
 def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:

@@ -202,5 +202,5 @@ NOTES = (
             "Section 4.2 says \"test accuracy\".",
         ),
 )  # fmt: skip
-TABLE = table("mnist", "Figure 1a", {}, "mnist", "60 minutes (estimated)")
+TABLE = table("mnist", "Figure 1a", {}, "mnist", "35 minutes (estimated)")
 FEMNIST = table("femnist", "section 4.2", FORTY, "emnist", "2 minutes after selffl-table1 (estimated)")

@@ -51,8 +51,8 @@ AXES: dict[str, Axes] = {
     "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8), 0.5)),
     "heurfedamp": (RATE, Axis("algorithm.contrast", (0.25, 0.5, 1, 2, 4, 8), 1)),
 }
-TRIES = 8
-"""For each method. pFedMe's η is bounded by ηλ < 2 with λ = 5."""
+TRIES, MOST_TRIES = 8, 12
+"""For each method, and at most where a search has not come inside. pFedMe's η is bounded by ηλ < 2 with λ = 5."""
 
 
 def config(quick: bool, validation: bool = False) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def config(quick: bool, validation: bool = False) -> dict[str, Any]:
 
 
 def search(found: Found) -> Sequence[tuple[str, SearchPlan]]:
-    axes, tries = {name: AXES[name] for name in METHODS}, 2 if found.quick else TRIES
-    return [(SEARCH, searching(config(found.quick, validation=True), METHODS, found.seeds(1, 1), axes, tries))]
+    axes, tries = {name: AXES[name] for name in METHODS}, (2,) if found.quick else (TRIES, MOST_TRIES)
+    return [(SEARCH, searching(config(found.quick, validation=True), METHODS, found.seeds(1, 1), axes, *tries))]
 
 
 def heads(found: Found) -> Sequence[tuple[str, Plan]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from personafl_papers.tables import TABLES, kept_text
 from personafl_papers.tables.claims import VERDICTS
-from personafl_papers.tables.results import PROTOCOL, judged, tally
+from personafl_papers.tables.results import PROTOCOL, judged, tally, unexplained
 from personafl_papers.tables.show import cells, matrix, without_published
 
 MARKS = {"holds": "✓", "does not hold": "✗", "not decided": "?", "not measured": "–"}
@@ -29,7 +29,8 @@ that the runs took; what a search tried and did not choose is not among runs and
 
 Searches are on validation data. They begin at a stated point and go on where the best is at an end of what was tried,
 until it is inside or at a stated limit; every method of a table has the same number of tries, and trials are as long
-as the runs that they serve. Below each table is what was chosen, and *at the limit* where a search ended at one.
+as the runs that they serve. Below each table is what was chosen, *at the limit* where a search ended at one, and
+*out of tries* where it had not come inside with the most tries that its table has.
 Tables with **†** were made before: with short grids, of which a search could choose an end, and some with shorter
 trials. They have not been run again since.
 """
@@ -93,6 +94,9 @@ def _glance(values: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield ""
     if lacking := [name for name in TABLES if name not in {value["table"] for value in values}]:
         yield f"Not run yet: {', '.join(lacking)}.\n"
+    if open_ := {v["table"]: len(found) for v in values if not before(v) and (found := unexplained(v))}:
+        listed = ", ".join(f"{name} ({count})" for name, count in open_.items())
+        yield f"Claims that did not hold, and no experiment shows why yet, † apart: {listed}.\n"
 
 
 def _section(value: Mapping[str, Any]) -> Iterator[str]:
@@ -113,7 +117,8 @@ def _section(value: Mapping[str, Any]) -> Iterator[str]:
     if value["notes"]:
         yield "Why numbers differ:\n"
         for note in value["notes"]:
-            yield f"- **{note['why']}**: {note['what']} How we know: {note['known_by']}"
+            mark = " (shows why claims do not hold)" if note.get("explains") else ""
+            yield f"- **{note['why']}**{mark}: {note['what']} How we know: {note['known_by']}"
         yield ""
     if value["cut"]:
         yield f"Cut to fit the time: {value['cut']}\n"

@@ -59,11 +59,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Note:
-    """Why numbers differ: which of `WHY`, what, and how we know."""
+    """Why numbers differ: which of `WHY`, what, and how we know.
+
+    `explains` are how claims begin that do not hold because of it, where `known_by` is an experiment that shows it.
+    """
 
     why: Literal["bug", "protocol difference", "unstated choice", "the paper's implementation"]
     what: str
     known_by: str
+    explains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,11 @@ def searching(
     seeds: Sequence[int],
     axes: Mapping[str, Axes],
     budget: int,
+    most: int = 0,
 ) -> SearchPlan:
     """A search made in code: what is as in `planned`, and for each method the axes on which it is searched."""
     own = {method: methods[method] for method in axes}
-    return SearchPlan(replace(planned(tables, own, seeds), methods=()), dict(axes), budget)
+    return SearchPlan(replace(planned(tables, own, seeds), methods=()), dict(axes), budget, most)
 
 
 def with_settings(own: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ SEARCH, SEARCH_POOLED = "search five clients", "search pooled model"
 POOLED_ROUNDS, ROUNDS, SAMPLED_ROUNDS = 6000, 15, 40
 PLATEAU = {"eval_every": 100, "patience": 5}
 """The pooled model is done when five evaluations in a row did not better its validation accuracy."""
-TRIES = 6
-"""For each method, and for the pooled model; fixed before anything was run."""
+TRIES, MOST_TRIES = 6, 12
+"""For each method and for the pooled model, and at most where a search has not come inside; fixed before the runs."""
 MEAN, SPREAD, BEGINNING = "mean", "spread", "warm start"
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ class Study:
 
     def pooled_search(self, found: Found) -> Sequence[tuple[str, SearchPlan]]:
         pooled = {"pooled": axes(self.rate)["fedavg-w"]}
-        plan = searching(self.pooled_config(found.quick), self._sgd({}), [found.seed], pooled, _tries(found))
+        plan = searching(self.pooled_config(found.quick), self._sgd({}), [found.seed], pooled, *_tries(found))
         return [(SEARCH_POOLED, plan)]
 
     def pooled(self, found: Found) -> Sequence[tuple[str, Plan]]:
@@ -121,7 +121,7 @@ class Study:
         """With the first seed; validation data is left aside in all runs with five clients."""
         tables, own = self.config(found.quick, 1, ROUNDS), methods(found.quick, METHODS)
         return [
-            (SEARCH, searching(from_pooled(tables, run), own, [seed], axes(self.rate), _tries(found)))
+            (SEARCH, searching(from_pooled(tables, run), own, [seed], axes(self.rate), *_tries(found)))
             for seed, run in beginnings(found).items()
             if seed == found.seed
         ]
@@ -176,8 +176,8 @@ class Study:
         return parse({**tables, "seed": seed}).federation()
 
 
-def _tries(found: Found) -> int:
-    return 2 if found.quick else TRIES
+def _tries(found: Found) -> tuple[int, int]:
+    return (2, 0) if found.quick else (TRIES, MOST_TRIES)
 
 
 def beginnings(found: Found) -> Mapping[int, Run]:

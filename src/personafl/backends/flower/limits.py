@@ -189,7 +189,7 @@ def largest_share(
 
 def check_local(here: SiteSettings, local: Local, samples: int) -> None:
     """Refuse more steps than a site takes, in numbers of any size."""
-    size = min(local.batch_size or samples, samples)
+    size = min(int(local.batch_sizes(np.array([samples]))[0]), samples)
     steps = (local.steps or 20) if local.epochs is None else local.epochs * math.ceil(samples / max(size, 1))
     check_most(here, "most_steps", steps, "steps")
 

@@ -307,7 +307,7 @@ def work(local: Local, samples: Ints) -> Ints:
     """On how many samples clients train in a round."""
     if local.epochs is not None:
         return samples
-    return local.default_steps(samples) * (samples if local.batch_size == 0 else np.minimum(samples, local.batch_size))
+    return local.default_steps(samples) * np.minimum(samples, local.batch_sizes(samples))
 
 
 def deal(work: Ints, samples: Ints, count: int) -> list[Ints]:

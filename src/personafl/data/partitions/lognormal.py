@@ -14,6 +14,7 @@ from personafl.federation.partition import (
     check_sigma,
     consecutive,
     dealt,
+    fewer_where_short,
     shuffled_by_class,
 )
 
@@ -78,24 +79,5 @@ class Lognormal:
         for u, size in enumerate(sizes):
             each, more = divmod(int(size), self.classes_per_client)
             drawn[u, chosen[u]] = each + (rng.permutation(self.classes_per_client) < more)
-        counts = drawn.copy()
-        short = []
-        for c, samples in enumerate(by_class):
-            if (wanted := int(drawn[:, c].sum())) > len(samples):
-                counts[:, c] = _scaled(drawn[:, c], len(samples))
-                short.append(f"class {classes[c]} ({len(samples)} of {wanted})")
-        notes = []
-        if short:
-            notes.append(
-                f"too few samples of {', '.join(short)}: the clients got proportionally fewer, so that the mean "
-                f"size is {counts.sum() / self.clients:.0f} instead of {drawn.sum() / self.clients:.0f}"
-            )
+        counts, notes = fewer_where_short(self, classes, by_class, drawn)
         return Assignment(dealt(by_class, counts), notes=notes)
-
-
-def _scaled(drawn: Indices, supply: int) -> Indices:
-    """The drawn counts reduced in proportion until they add up to the supply; who has any keeps at least one."""
-    beyond = np.maximum(drawn - 1, 0)
-    # Differences of the rounded cumulative sum: exact in total, and within one of the exact share for everybody.
-    edges = np.cumsum(beyond) * (supply - np.count_nonzero(drawn)) // beyond.sum()
-    return np.asarray((drawn > 0) + np.diff(edges, prepend=0), np.int64)
