@@ -166,6 +166,7 @@ def _state(run: Run) -> dict[str, Any]:
 def _notes(found: Reported) -> list[str]:
     work = found.comparison.get("equal_work")
     notes = [str(work["sentence"])] if isinstance(work, Mapping) and "sentence" in work else []
+    notes += found.comparison.get("fit", {}).get("notes", [])
     for method, seed, run in found.runs:
         if not run.complete:
             state = _state(run)
