@@ -14,6 +14,7 @@ from personafl.fitting.ending import Ending, interval, measured
 from personafl.fitting.search import Search
 from personafl.metrics.measures import LOSS, Measure
 from personafl.metrics.permutation import sign_flip
+from personafl.report.numbers import rounded
 from personafl.study.differences import LEVEL
 from personafl.training.job import Job
 
@@ -33,6 +34,7 @@ def summary_of(
     return {
         "measure": measure.name,
         "test": test,
+        "validation": _on_validation(ending),
         "n_val": int(table.column("n_val").to_numpy().sum()),
         "way": {"kind": way.kind, "alpha": _finite(way.alpha), "sentence": way.sentence(labels)},
         "ways": [
@@ -149,6 +151,14 @@ def _sentences(
 
 def _refitted(ending: Ending) -> bool:
     return all(model.again is not None for model in ending.finalists)
+
+
+def _on_validation(ending: Ending) -> dict[str, Any]:
+    """Each client's validation score with the best single model for everybody, and with the one trained alone."""
+    labels = [model.label for model in ending.finalists]
+    best = next(each.way.single for each in ending.choice.considered if each.way.kind == "single")
+    alone = ending.validation[labels.index("alone")] if "alone" in labels else np.full(len(ending.table), np.nan)
+    return {"best": labels[best], "with_best": rounded(ending.validation[best]), "alone": rounded(alone)}
 
 
 def _notes(search: Search, stopped: bool) -> list[str]:
