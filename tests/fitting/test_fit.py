@@ -276,7 +276,10 @@ def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(found, federatio
     assert "flatters the fit beside them: training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(
         stopped
     )
-    assert "flatters" not in repr(found), "whose references had all the time that they wanted"
+    assert "1 of 5 methods was not tried, as somebody stopped the fit before: stopped." in repr(stopped)
+    assert "flatters" not in repr(found) and "not tried" not in repr(found), (
+        "whose references had all the time that they wanted"
+    )
     on = pf.load_fit(tmp_path / "fit", module=module())
     assert on.personal("client-0") is not None
 

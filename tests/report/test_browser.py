@@ -49,7 +49,7 @@ def pages(tmp_path_factory):
     (waiting.path / "rounds.jsonl").unlink()
     ids = [f"client-{m}" for m in range(1000)]
     many = written(folder / "many", ids=ids, correct=[np.resize([9, 12, 4, 0], 1000)]).path
-    found = {}
+    found = {"folder": folder}
     clear = folder / "clear"  # ditto is better for each of 20 clients; it also computed twice as many gradients
     for method, right in (("ditto", (9, 18, 9, 9)), ("fedavg", (6, 12, 6, 6))):
         gradients = {"gradients": [80 if method == "ditto" else 40] * 20}
@@ -102,12 +102,26 @@ def test_every_section_is_there_when_there_is_something_to_show(full, browser, p
     waiting.close()
 
 
-def test_a_fit_says_what_everybody_got_and_what_was_tried(browser, pages):
+def test_a_fit_says_what_everybody_got_why_and_what_was_tried(browser, pages):
+    fitted = pf.load_fit(pages["folder"] / "fitted", module=nn.Linear(64, 10))
     shown = browser.open(pages["fitted"])
     cards = shown.run("[...document.querySelectorAll('#verdicts h3')].map((c) => c.textContent)")
     assert cards[0] == "Accuracy on test data, which no choice has seen" and "Over training alone" in cards
     assert not shown.run("document.getElementById('searched').hidden")
     assert "ditto" in shown.run("document.getElementById('tried').innerText")
+    head, first = (
+        shown.run(f"[...document.querySelectorAll('#client-table {row} :is(th, td)')].map((c) => c.textContent)")
+        for row in ("thead tr", "tbody tr:first-child")
+    )
+    row = dict(zip(head, first, strict=True))
+    table = fitted.table().to_pylist()[0]
+    assert (row["client"], row["why"], row["validation"]) == (table["client"], table["why"], str(table["n_val"]))
+    assert row["model"].replace(" %", "%") == table["model"]
+    correct = fitted.clients().column("personal_val_correct")[0].as_py()
+    assert row["validation %, with it"] == f"{100 * correct / table['n_val']:.1f}"
+    assert "validation %, alone" in row and table["why"].lower() in shown.run(
+        "document.getElementById('choice-tables').innerText.toLowerCase()"
+    )
     shown.close()
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.report.reasons import LEAST
 from personafl.states import Ints
 from personafl.streams import generator
 
@@ -35,8 +36,6 @@ STEPS = 300
 CLOSE = 1e-5
 """EM ends when no weight moves by more."""
 TINY = float(np.finfo(float).tiny)
-LEAST = 0.02
-"""Smaller weights are left out: a model that counts for less is not worth its computation."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class Ending:
         The models that clients chose from, those that nobody uses included.
     choice
         The weights, and how they came about.
+    validation
+        What each finalist reaches on each client's validation data, by the measure that ranks (F, K).
     table
         The rows of clients.parquet.
     """
@@ -58,6 +60,7 @@ class Ending:
     finalists: list[Finalist]
     choice: Choice
     newcomer: Floats
+    validation: Floats
     table: pa.Table
     predictions: pa.Table | None
     thetas: list[Tensor]
@@ -75,6 +78,7 @@ def end(trainer: Trainer, found: list[Finalist], mixtures: bool) -> Ending:
         chosen = _choice(engine, on_validation, mixtures, job.seed)
         weights = chosen.weights
         nobody = weights_of(chosen.way, *_evidence(engine, on_validation, len(job.federation) + 1))[-1]
+        reached = np.stack([_reached(engine, each) for each in on_validation])
         # Nothing is chosen from here on: this is where test data is looked at.
         runs = [trainer.run_of(model.candidate, model.used) for model in found]
         thetas = [theta_of(run, model.who, job.federation.ids) for run, model in zip(runs, found, strict=True)]
@@ -83,7 +87,7 @@ def end(trainer: Trainer, found: list[Finalist], mixtures: bool) -> Ending:
         columns |= _columns(engine, found, on_validation, weights, "val", "val_")
         table = _table(engine, columns, runs, weights, max(model.outcome.rounds for model in found))
         predictions = _predictions(engine, on_test, weights, found)
-    return Ending(found, chosen, nobody, table, predictions, thetas)
+    return Ending(found, chosen, nobody, reached, table, predictions, thetas)
 
 
 def _engine(trainer: Trainer, run: Run) -> Engine:
@@ -121,6 +125,16 @@ def points_of(measure: Measure, columns: Mapping[str, Floats], n: Ints) -> Float
     if measure.name not in columns or not np.isfinite(columns[measure.name]).any():
         return np.where(n > 0, -columns["loss"], np.nan)
     return np.where(n > 0, measure.points(columns[measure.name], counts), np.nan)
+
+
+def _reached(engine: Engine, outputs: Tensor) -> Floats:
+    """Each client's value of the measure that ranks on its validation data; NaN without any."""
+    measure, sizes = engine.task.kind.primary, engine.federation.sizes("val")
+    columns = measure_outputs(engine, outputs, labels(engine, "val"), sizes)
+    kind = column_of(measure)
+    values = np.asarray(columns.get(kind, np.full(len(sizes), np.nan)), np.float64)
+    values = values / np.maximum(sizes, 1) if kind in ("loss", "correct") else values
+    return np.asarray(np.where(sizes > 0, values, np.nan))
 
 
 def _columns(

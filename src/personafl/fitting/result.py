@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from personafl.fitting.summary import ALONE
 from personafl.notebook import card, grid, lines
 from personafl.report.data import report_data
 from personafl.report.output import default_page, write_page
+from personafl.report.reasons import in_words, reasons
 from personafl.runs.frames import Frame, as_frame
 from personafl.runs.run import Run
 from personafl.storage import schemas
@@ -88,7 +88,8 @@ class Fit(Run):
     def table(self, frame: Frame | None = None) -> pa.Table:
         """A row for each client: what it got, how good that is on its test data, and what it gains.
 
-        `gain_over_alone` and `gain_over_global` are positive where the fit is better. `needs_others` is false for
+        `why` tells in a few words what its own validation samples said to its model. `gain_over_alone` and
+        `gain_over_global` are positive where the fit is better. `needs_others` is false for
         clients whose model is (almost) the one that they train alone.
 
         Parameters
@@ -100,7 +101,6 @@ class Fit(Run):
         sign = measure.better or 1
         own, alone, common = (measured(clients, measure, who) for who in ("personal", "alone", "global"))
         weights, labels = self.weights, self.summary["finalists"]
-        texts = [_in_words(row, [f["label"] for f in labels]) for row in weights]
         names = [f["label"] for f in labels]
         apart = weights[:, names.index("alone")] if "alone" in names else np.zeros(len(weights))
         columns = {
@@ -108,7 +108,8 @@ class Fit(Run):
             "n_train": clients.column("n_train"),
             "n_val": clients.column("n_val"),
             "n_test": clients.column("n_test"),
-            "model": pa.array(texts),
+            "model": pa.array([in_words(row, names) for row in weights]),
+            "why": pa.array(reasons(self.summary, weights, clients.column("n_val").to_pylist())),
             measure.name: _nullable(own),
             f"alone_{measure.name}": _nullable(alone),
             f"global_{measure.name}": _nullable(common),
@@ -260,15 +261,3 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _nullable(values: Floats) -> pa.Array:
     return pa.array(np.nan_to_num(values), mask=~np.isfinite(values))
-
-
-def _in_words(row: Floats, labels: Sequence[str]) -> str:
-    """A client's weights for people.
-
-    >>> _in_words(np.array([0.25, 0.0, 0.75]), ["alone", "one model", "ditto"])
-    '75% ditto + 25% alone'
-    """
-    order: list[int] = sorted(np.flatnonzero(row).tolist(), key=lambda f: -row[f])
-    if len(order) == 1:
-        return labels[order[0]]
-    return " + ".join(f"{row[f]:.0%} {labels[f]}" for f in order)

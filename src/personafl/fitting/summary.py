@@ -14,6 +14,7 @@ from personafl.fitting.ending import Ending, interval, measured
 from personafl.fitting.search import Search
 from personafl.metrics.measures import LOSS, Measure
 from personafl.metrics.permutation import sign_flip
+from personafl.report.numbers import rounded
 from personafl.study.differences import LEVEL
 from personafl.training.job import Job
 
@@ -26,13 +27,14 @@ def summary_of(
     job: Job, search: Search, ending: Ending, spent: float, budget: float, stopped: bool, not_again: str
 ) -> dict[str, Any]:
     """What fit.json says; `not_again`: why the finalists were not trained again, where they should have been."""
-    measure, table = job.task.kind.primary, ending.table
+    measure, table, notes = job.task.kind.primary, ending.table, _notes(search, stopped)
     n = np.asarray(table.column("n_test").to_numpy(), np.float64)
     test = _test(measure, table, n, job.seed)
     labels, way = [model.label for model in ending.finalists], ending.choice.way
     return {
         "measure": measure.name,
         "test": test,
+        "validation": _on_validation(ending),
         "n_val": int(table.column("n_val").to_numpy().sum()),
         "way": {"kind": way.kind, "alpha": _finite(way.alpha), "sentence": way.sentence(labels)},
         "ways": [
@@ -53,6 +55,7 @@ def summary_of(
         "seconds": round(spent, 2),
         "stopped": stopped,
         "refit": _refitted(ending),
+        "notes": notes,
         "trials": [
             {"number": c.number, "method": c.method, "settings": c.settings,
              "outcomes": [{"rounds": o.rounds, "score": _finite(o.best), "seconds": round(o.seconds, 3), "at": o.at,
@@ -60,7 +63,7 @@ def summary_of(
                           for _, o in sorted(c.outcomes.items())]}
             for c in search.candidates
         ],
-        "sentences": _sentences(measure, test, ending, search, spent, budget, labels, not_again),
+        "sentences": _sentences(measure, test, ending, search, spent, budget, labels, not_again, notes),
     }  # fmt: skip
 
 
@@ -111,7 +114,7 @@ def _against(measure: Measure, called: str, other: dict[str, Any]) -> str:
 
 def _sentences(
     measure: Measure, test: dict[str, Any], ending: Ending, search: Search, spent: float, budget: float,
-    labels: Sequence[str], not_again: str,
+    labels: Sequence[str], not_again: str, notes: Sequence[str],
 ) -> list[str]:  # fmt: skip
     way = ending.choice.way
     tried = [c for c in search.candidates if c.outcomes]
@@ -133,8 +136,7 @@ def _sentences(
         said.append("The finalists were then trained again, with the validation data among the training data.")
     elif not_again:
         said.append(not_again)
-    if short := _cut_short(search):
-        said.append(f"There was no time to train these to the end, which flatters the fit beside them: {short}.")
+    said += notes
     if "alone" in labels:
         apart = int((ending.choice.weights[:, labels.index("alone")] >= ALONE).sum())
         said.append(
@@ -149,6 +151,37 @@ def _sentences(
 
 def _refitted(ending: Ending) -> bool:
     return all(model.again is not None for model in ending.finalists)
+
+
+def _on_validation(ending: Ending) -> dict[str, Any]:
+    """Each client's validation score with the best single model for everybody, and with the one trained alone."""
+    labels = [model.label for model in ending.finalists]
+    best = next(each.way.single for each in ending.choice.considered if each.way.kind == "single")
+    alone = ending.validation[labels.index("alone")] if "alone" in labels else np.full(len(ending.table), np.nan)
+    return {"best": labels[best], "with_best": rounded(ending.validation[best]), "alone": rounded(alone)}
+
+
+def _notes(search: Search, stopped: bool) -> list[str]:
+    """What the search had no time for, in sentences."""
+    found = []
+    if short := _cut_short(search):
+        found.append(f"There was no time to train these to the end, which flatters the fit beside them: {short}.")
+    if missing := _not_tried(search):
+        done = sum(bool(c.outcomes) for c in search.candidates)
+        why = "for lack of time"
+        if stopped:
+            why = "as somebody stopped the fit before"
+        elif search.trials is not None and done >= search.trials:
+            why = f"as trials = {search.trials} allowed no more candidates"
+        of = f"{len(missing)} of {len(search.portfolio.algorithms)} methods {'was' if len(missing) == 1 else 'were'}"
+        found.append(f"{of} not tried, {why}: {', '.join(missing)}.")
+    return found
+
+
+def _not_tried(search: Search) -> list[str]:
+    """The methods of which no training ended."""
+    tried = {c.method for c in search.candidates if c.outcomes}
+    return [name for name in search.portfolio.algorithms if name not in tried]
 
 
 def _cut_short(search: Search) -> str:

@@ -78,7 +78,9 @@ def _made(found: Reported) -> dict[str, Any]:
         ],
         "runs": runs,
         "judgement": _judged(judgement, tuple(found.comparison.get("added", ()))) if judgement else None,
-        "fit": fit_data(found.comparison.get("fit", {}), list(found.methods), federations.kept(0)) if runs else None,
+        "fit": fit_data(
+            found.comparison.get("fit", {}), found.runs[0][2], first, list(found.methods), federations.kept(0)
+        ) if runs else None,
         "searches": found.comparison.get("searches", []),
         "curves": [
             c for number, mine in enumerate(found.methods.values()) for c in curves(number, [*mine.values()], shown)
@@ -166,6 +168,7 @@ def _state(run: Run) -> dict[str, Any]:
 def _notes(found: Reported) -> list[str]:
     work = found.comparison.get("equal_work")
     notes = [str(work["sentence"])] if isinstance(work, Mapping) and "sentence" in work else []
+    notes += found.comparison.get("fit", {}).get("notes", [])
     for method, seed, run in found.runs:
         if not run.complete:
             state = _state(run)

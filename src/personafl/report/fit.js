@@ -89,6 +89,7 @@ function drawChoice() {
           "When all was chosen, they were trained again with the validation data among the training data. Figures on test data are of these models, those on validation data of the models before.",
         ),
     ),
+    whyBlock(),
     el(
       "div",
       { class: "block" },
@@ -124,6 +125,70 @@ function drawChoice() {
 }
 // Sums over clients of what the measure adds up; only for shares are these, per sample, what people read.
 const atWay = (v) => (isShare() ? written(scaled(data.measure.better * v)) : brief(v));
+
+// Why each client got its model: what its own validation samples said.
+function fitColumns() {
+  const { own, finalists, weights } = data.fit,
+    { label, unit, digits } = data.measure,
+    score = (key, title, list) => ({
+      key,
+      title: `validation${unit && ` ${unit}`}, ${title}`,
+      values: list.map(scaled),
+      write: (v) => fixed(v, digits),
+    });
+  const mixed = (row) => {
+    const used = row.map((w, f) => [w, finalists[f].label]).filter(([w]) => w > 0);
+    if (used.length === 1) return used[0][1];
+    return used
+      .sort((a, b) => b[0] - a[0])
+      .map(([w, name]) => `${fixed(100 * w, 0)} % ${name}`)
+      .join(" + ");
+  };
+  return [
+    { key: "model", title: "model", values: weights.map(mixed), words: true, text: true },
+    { key: "why", title: "why", values: own.why.map((k) => own.says[k]), words: true, text: true },
+    { key: "n_val", title: "validation", values: own.n, write: brief },
+    own.shares && {
+      key: "share",
+      title: "own count, %",
+      values: own.shares,
+      write: (v) => fixed(known(v) ? 100 * v : null, 0),
+    },
+    score("v fit", "with it", own.fit),
+    own.best && own.best !== "alone" && score("v best", `${own.best} for all`, own.with_best),
+    own.best && score("v alone", "alone", own.alone),
+  ].filter((c) => c && c.values.some(known));
+}
+
+// What the columns of a fit mean, behind the table's own caption.
+const fitTerms = () =>
+  `Validation scores are those with the client’s model${data.fit.own.best ? `, with ${data.fit.own.best}, the best single model for everybody, and with the one that it trains alone` : ""}; the weights were chosen on these samples, so only test data says how good they are. ${data.fit.own.shares ? "Own count: how much a client’s own validation samples count, against everybody’s, n / (n + α). " : ""}`;
+
+// How many clients got their model for which reason.
+function whyBlock() {
+  const { own } = data.fit;
+  const counts = own.says
+    .map((say, k) => [say, own.why.filter((w) => w === k).length])
+    .sort((a, b) => b[1] - a[1]);
+  return el(
+    "div",
+    { class: "block" },
+    el("h3", {}, "Why"),
+    scrolling(
+      "Why",
+      ["clients", el("th", { scope: "col", class: "text" }, "what their own validation samples said")],
+      counts.map(([say, n]) => el("tr", {}, el("th", { scope: "row" }, brief(n)), el("td", { class: "words" }, sentence(say)))),
+    ),
+    el(
+      "p",
+      { class: "caption" },
+      "The ",
+      el("a", { href: "#clients" }, "table of clients"),
+      " has it for each, beside its scores on its own validation samples. ",
+      thinned(),
+    ),
+  );
+}
 
 function drawTried() {
   byId("tried").replaceChildren(

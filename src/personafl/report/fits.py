@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from personafl.metrics.measures import Measure
 from personafl.report.clients import Ints
 from personafl.report.numbers import rounded
+from personafl.report.reasons import own_shares, reasons
+from personafl.runs.run import Run
+from personafl.study.values import floats
+from personafl.tasks.base import column_of
 
 ROW_OF = {"alone": "separate", "one model": "fedavg"}
 """Finalists that a report calls as the method whose run they are from."""
@@ -25,13 +30,17 @@ def row_of(label: str) -> str:
     return ROW_OF.get(label, label.replace(GLOBAL, ""))
 
 
-def fit_data(fitted: Mapping[str, Any], methods: Sequence[str], kept: Ints) -> dict[str, Any] | None:
+def fit_data(
+    fitted: Mapping[str, Any], run: Run, measure: Measure, methods: Sequence[str], kept: Ints
+) -> dict[str, Any] | None:
     """The part of a report's data that only a fit has; None for other runs.
 
     Parameters
     ----------
     fitted
         fit.json, or nothing.
+    run, measure
+        The fit as a run, and what clients are compared by.
     methods
         The methods of the report, in their order.
     kept
@@ -39,7 +48,7 @@ def fit_data(fitted: Mapping[str, Any], methods: Sequence[str], kept: Ints) -> d
     """
     if not fitted:
         return None
-    return _made(fitted, list(methods), kept)
+    return _made(fitted, list(methods), kept) | {"own": _own(fitted, run, measure, kept)}
 
 
 def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str, Any]:
@@ -84,6 +93,29 @@ def _made(fitted: Mapping[str, Any], methods: list[str], kept: Ints) -> dict[str
         "stopped": bool(fitted["stopped"]),
         "refit": bool(fitted.get("refit", False)),
     }  # fmt: skip
+
+
+def _own(fitted: Mapping[str, Any], run: Run, measure: Measure, kept: Ints) -> dict[str, Any]:
+    """Why each client got its model: its validation samples, how much they count, and what is reached on them.
+
+    With its model, with the best single one for everybody, and alone; the last two came with a later version.
+    """
+    table = run.clients()
+    n_val = floats(table, "n_val")[kept]
+    name, weights = f"personal_val_{column_of(measure)}", np.array(fitted["weights"], np.float64)[kept]
+    fit = floats(table, name)[kept] if name in table.column_names else np.full(len(kept), np.nan)
+    if measure.name == "accuracy":
+        fit = fit / np.where(n_val > 0, n_val, np.nan)
+    told = reasons(fitted, weights, n_val.astype(int).tolist())
+    says = list(dict.fromkeys(told))
+    found: dict[str, Any] = {
+        "n": rounded(n_val), "shares": own_shares(fitted["way"], n_val.astype(int).tolist()),
+        "says": says, "why": [says.index(each) for each in told], "fit": rounded(fit),
+    }  # fmt: skip
+    if (others := fitted.get("validation")) and fitted.get("measure") == measure.name:
+        found["best"] = str(others["best"])
+        found |= {key: rounded(others[key][client] for client in kept) for key in ("with_best", "alone")}
+    return found
 
 
 def _index(methods: list[str], name: str) -> int | None:

@@ -141,6 +141,7 @@ function clientColumns() {
   const federation = data.federations[state.federation];
   const columns = [{ key: "client", title: "client", values: federation.ids, text: true }];
   if (federation.groups) columns.push({ key: "group", title: "group", values: federation.groups, text: true });
+  if (data.fit) columns.push(...fitColumns());
   for (const [key, title] of [
     ["n_train", "train"],
     ["n_test", "test"],
@@ -229,7 +230,7 @@ function drawClientTable() {
         columns.map((c, k) =>
           el(
             k ? "td" : "th",
-            k ? { class: c.text ? "text" : null } : { scope: "row" },
+            k ? { class: c.words ? "words" : c.text ? "text" : null } : { scope: "row" },
             c.text ? c.values[m] : c.write(c.values[m]),
           ),
         ),
@@ -238,7 +239,7 @@ function drawClientTable() {
   );
   const all = data.federations[state.federation].ids.length;
   byId("clients-count").textContent =
-    `${rows.length === all ? plural(all, "client") : `${rows.length.toLocaleString("en")} of ${plural(all, "client")}`}${visible.length < rows.length ? `, the first ${visible.length} shown` : ""}. ${sentence(data.measure.title)} of the personalized models at the last evaluation. ${thinned()}`;
+    `${rows.length === all ? plural(all, "client") : `${rows.length.toLocaleString("en")} of ${plural(all, "client")}`}${visible.length < rows.length ? `, the first ${visible.length} shown` : ""}. ${sentence(data.measure.title)} of the personalized models at the last evaluation. ${data.fit ? fitTerms() : ""}${thinned()}`;
   byId("more").hidden = visible.length >= rows.length;
   byId("more").textContent = `Show ${Math.min(5 * PAGE, rows.length - visible.length)} more`;
 }

@@ -238,6 +238,8 @@ class _Trial(BaseModel):
 
 
 class _Way(BaseModel):
+    kind: Literal["single", "one each", "mixture"]
+    alpha: Annotated[float, Ge(0)] | None = None
     sentence: str
 
 
@@ -247,6 +249,12 @@ class _Considered(BaseModel):
     unseen: Number
     seen: Number
     log_likelihood: Number
+
+
+class _Validation(BaseModel):
+    best: str
+    with_best: list[Number | None]
+    alone: list[Number | None]
 
 
 class _Fit(BaseModel):
@@ -264,12 +272,18 @@ class _Fit(BaseModel):
     seconds: Number
     stopped: bool
     refit: bool = False
+    measure: str = ""
+    validation: _Validation | None = None
+    notes: list[str] = []
 
 
 def _check_fit(found: _Fit) -> _Fit:
     models = len(found.finalists)
     _require(found, models > 0 and len({each.label for each in found.finalists}) == models, "finalists must differ")
     _require(found, len(found.weights) == len(found.clients), "there must be weights for each client")
+    if (own := found.validation) is not None:
+        sizes = {len(own.with_best), len(own.alone)}
+        _require(found, sizes == {len(found.clients)}, "validation: there must be a value for each client")
     rows = [*found.weights, found.newcomer]
     _require(found, all(len(row) == models and sum(row) > 0 for row in rows), "weights: one for each finalist")
     return found
