@@ -106,5 +106,5 @@ def test_time_that_the_last_training_turns_out_not_to_need_goes_to_the_search(jo
     assert running._for_attempts() == pytest.approx(left - longest, abs=0.5), "enough for all: the longest are kept"
     running.clock = Clock(1000.0, spent=left - longest)
     rest = running._before_the_end()
-    assert running._for_attempts() == pytest.approx((rest - now) / 2.5, abs=0.5)
-    assert (rest - now) / 2.5 > 20.0 > rest - longest, "somebody is trained who was not"
+    assert running._for_attempts() == pytest.approx((rest - 2 * now) / 4, abs=0.5)
+    assert (rest - 2 * now) / 4 > 20.0 > rest - longest, "somebody is trained who was not"

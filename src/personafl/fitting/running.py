@@ -25,6 +25,8 @@ AGAIN = 0.4
 """The largest share of the budget that is kept for training the finalists again with the validation data."""
 ONCE_MORE = FACTOR / (FACTOR - 1)
 """Rounds of a rung to those above the rung below: training somebody again to what training it further."""
+KEPT = 2.0
+"""How many times what the last training should take is kept for it: where it takes longer, all of it is left out."""
 FORGET_EVERY = 25
 """After so many trainings, those that are not needed any more are deleted."""
 CHOICE_SECONDS = 2e-4
@@ -89,13 +91,13 @@ class Running:
         if not self.trainer.job.federation.sizes("val").any():
             return found, ""
         due = {_key(m): Attempt(m.candidate, m.outcome.rounds, again=True) for m in found}
-        if self._seconds_again(list(due.values())) > self._before_the_end():
+        if self._seconds_again(list(due.values())) > self._before_the_end(RESERVE / 3):
             return found, NO_TIME
         made: dict[tuple[int, int], Outcome] = {}
         try:
             with on_stop(), self.launcher:
                 # Each has the time that is left when it begins, so that all of them end in time.
-                calls = (self._call(attempt, self._before_the_end()) for attempt in due.values())
+                calls = (self._call(attempt, self._before_the_end(RESERVE / 3)) for attempt in due.values())
                 for attempt, outcome in self.launcher.results(calls):
                     if outcome is None:
                         return found, NO_TIME
@@ -133,8 +135,8 @@ class Running:
             return attempt, train_elsewhere, (attempt, now() + left)
         return attempt, self.trainer.train, (attempt, now() + left)
 
-    def _before_the_end(self) -> float:
-        """Seconds that are left without those that the end may take.
+    def _before_the_end(self, reserve: float = RESERVE) -> float:
+        """Seconds that are left without those that the end may take, at least this share of the budget.
 
         In the end the data goes through every finalist a few times, as an evaluation does, and the choice goes through
         the validation samples a few hundred times.
@@ -142,7 +144,7 @@ class Running:
         samples = int(self.trainer.job.federation.sizes("val").sum())
         shortest = [o.seconds / o.rounds for c in self.search.candidates for o in c.outcomes.values() if not o.why]
         closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
-        return self.clock.left - max(RESERVE * self.clock.budget, closing)
+        return self.clock.left - max(reserve * self.clock.budget, closing)
 
     def _for_attempts(self) -> float:
         """Seconds that the next attempt may take: those for the last training are kept, unless they are many.
@@ -159,7 +161,7 @@ class Running:
         if most > AGAIN * self.clock.budget:
             return left
         now = self._seconds_again([Attempt(m.candidate, m.outcome.rounds) for m in ahead.values()])
-        return max(left - most, (left - now) / (1 + ONCE_MORE))
+        return max(left - most, (left - KEPT * now) / (1 + KEPT * ONCE_MORE))
 
     def _seconds_again(self, attempts: Sequence[Attempt]) -> float:
         """What these trainings may take; with more samples, a training by epochs has more steps."""
