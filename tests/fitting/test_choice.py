@@ -131,3 +131,15 @@ def test_somebody_of_whom_nothing_is_known_gets_what_everybody_gets():
 def test_without_any_validation_sample_everybody_gets_the_same():
     made = choose(np.zeros((0, 3)), np.zeros(0, np.int64), 2, lambda weights, which: np.zeros(2), 0)
     assert made.way.kind == "single" and made.weights.shape == (2, 3)
+
+
+def test_samples_of_its_own_count_where_everybody_else_has_no_use_for_a_model():
+    """40 samples that speak three to one for a model that hardly anybody has."""
+    sizes = [(500, 0), (40, 1), (2, 1), (40, 0), (30, 2)]
+    owner = np.repeat(np.arange(len(sizes)), [n for n, _ in sizes])
+    liked = np.repeat([model for _, model in sizes], [n for n, _ in sizes])
+    log_likelihood = np.log(np.where(np.arange(3) == liked[:, None], 0.9, 0.3))
+    weights = mixture_weights(log_likelihood, owner, len(sizes), alpha=30.0)
+    alone = mixture_weights(log_likelihood[owner < 2], owner[owner < 2], 2, alpha=30.0)
+    assert weights[1, 1] == pytest.approx(alone[1, 1], abs=0.03) and weights[1, 1] > 0.3
+    assert weights[3] == pytest.approx(weights[0], abs=0.05)

@@ -224,7 +224,8 @@ def _mixtures(
     order = np.argsort(owner, kind="stable")
     likelihood = _likelihood(log_likelihood[order])
     present, first, n = np.unique(owner[order], return_index=True, return_counts=True)
-    weights = (made if start is None else start)[present]
+    # From inside: where everybody's weight is next to nothing, EM would end before anybody has moved.
+    weights = 0.9 * (made if start is None else start)[present] + 0.1 / made.shape[1]
     for _ in range(STEPS):
         shares = np.repeat(weights, n, 0) * likelihood
         shares /= np.maximum(shares.sum(1, keepdims=True), TINY)
