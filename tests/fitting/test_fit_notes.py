@@ -5,29 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import personafl as pf
 from personafl.errors import RunError
 from personafl.fitting.training import Trainer
 from personafl.report import report_data
 from personafl.runs.run import Run
+from tests.fitting.test_fit import QUICK, federation, module
 
-QUICK = {"rounds": 6, "local": pf.Local(lr=0.3, steps=10, batch_size=10), "engine": "stacked", "threads": 1,
-         "progress": False}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def federation() -> pf.Federation:
-    return pf.data.build(
-        pf.data.Digits(), pf.partition.Dirichlet(clients=16, alpha=0.3, min_samples=10), (0.5, 0.25, 0.25), seed=1
-    )
-
-
-def module() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(64, 10)
+__all__ = ["federation"]
 
 
 @pytest.fixture(scope="module")
