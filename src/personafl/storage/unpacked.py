@@ -63,7 +63,7 @@ def parquet_table(path: Path, group: int | None = None) -> pa.Table:
     if len(schema) > MOST_COLUMNS:
         raise ValueError(f"it has {len(schema):,} columns, more than {MOST_COLUMNS:,}")
     if len(set(schema.names)) < len(schema):
-        raise ValueError("two of its columns have the same name")
+        raise ValueError(f"it has the column {max(schema.names, key=schema.names.count)!r} twice")
     if nested := [field for field in schema if pa.types.is_nested(field.type)]:
         raise ValueError(f"column {nested[0].name!r} is of type {nested[0].type}")
     schema = schema.remove_metadata()
