@@ -2,7 +2,11 @@
 
 function lede() {
   const fact = (name) => data.facts.find((f) => f.name === name)?.value,
-    first = (text) => text?.split(" (")[0];
+    first = (text) => text?.split(" (")[0],
+    range = (text) => {
+      const values = text.split("; ").map(Number);
+      return values.length > 1 ? `${Math.min(...values)} to ${Math.max(...values)}` : text;
+    };
   const seeds = new Set(data.runs.map((r) => r.seed)).size;
   const parts = [
     data.methods.length === 1
@@ -17,7 +21,7 @@ function lede() {
     .join(" ");
   const sizes = [
     fact("clients") && `${fact("clients")} clients`,
-    fact("rounds") && `${fact("rounds")} rounds`,
+    fact("rounds") && `${range(fact("rounds"))} rounds`,
     seeds && plural(seeds, "seed"),
   ]
     .filter(Boolean)
