@@ -195,4 +195,4 @@ def test_damaged_folders_end_in_an_answer_or_in_one_line(bases, tmp_path):
 
 @pytest.mark.slow
 def test_ten_thousand_damaged_folders(bases, tmp_path):
-    assert 1_500 < cases(bases, tmp_path, range(10_000)) < 9_500
+    assert 3_000 < cases(bases, tmp_path, range(10_000)) < 9_500
