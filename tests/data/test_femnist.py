@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from personafl.data import FEMNIST, Natural, build
+from personafl.data import FEMNIST, Lognormal, Natural, build
 from personafl.errors import ConfigError, DataError
 
 WRITER = np.array([0, 0, 2, 1, 2, 2, 1], np.uint16)
@@ -40,6 +40,18 @@ def test_clients_are_the_writers_that_are_there_in_full(folder):
     assert federation.ids == ("f3",) and "left out 1 owner" in federation.notes[0]
 
 
+def test_some_characters_on_a_bright_ground_as_leaf_has_them(folder):
+    arrays = save(folder)
+    samples = FEMNIST(normalize="leaf", complete=False, classes="95a").load(0)
+    assert samples.classes == 3 and samples.y.tolist() == [2, 1, 1, 0] and samples.clients.tolist() == [
+        "f2", "f3", "f3", "f2",
+    ]  # fmt: skip
+    assert np.array_equal(np.rint(255 - samples.x[:, 0] * 255), arrays["x"][3:])
+    # A partition takes the images without their writers.
+    pooled = build(FEMNIST(complete=False, classes="5a"), Lognormal(clients=2, classes_per_client=1, least=1))
+    assert len(pooled.ids) == 2 and sorted(pooled.y.tolist()) == [0, 0, 1]
+
+
 def test_what_is_wrong_is_one_line(folder):
     with pytest.raises(DataError, match=r"put femnist_writers\.npz"):
         FEMNIST().load(0)
@@ -54,3 +66,8 @@ def test_what_is_wrong_is_one_line(folder):
         FEMNIST().load(0)
     with pytest.raises(ConfigError, match="normalize"):
         FEMNIST(normalize="none")
+    with pytest.raises(ConfigError, match="data femnist: classes = 'aa' must be two or more different characters"):
+        FEMNIST(classes="aa")
+    save(folder)
+    with pytest.raises(DataError, match="there is no image of the classes 12"):
+        FEMNIST(classes="12").load(0)

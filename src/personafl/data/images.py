@@ -14,8 +14,9 @@ from personafl.errors import ConfigError, DataError
 from personafl.federation.npz import read_npz
 from personafl.storage.cache import Arrays, prepared
 
-Normalization = Literal["fedprox", "unit"]
-"""fedprox: (x − mean)/(std + 0.001), each pixel by its mean and standard deviation over the pool; unit: x/255."""
+Normalization = Literal["fedprox", "unit", "leaf"]
+"""fedprox: (x − mean)/(std + 0.001), each pixel by its mean and standard deviation over the pool; unit: x/255; leaf:
+1 − x/255, dark ink on a bright ground, as LEAF's code and FedProx's have FEMNIST."""
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 ROWS_AT_ONCE = 4096
@@ -168,10 +169,14 @@ def normalized(images: Bytes, how: Normalization) -> NDArray[np.float32]:
 
     >>> normalized(np.array([[[0, 255]], [[0, 0]]], np.uint8), "fedprox").ravel().round(3).tolist()
     [0.0, 1.0, 0.0, -1.0]
+    >>> normalized(np.array([[[0, 255]]], np.uint8), "leaf").ravel().tolist()
+    [1.0, 0.0]
     """
     out = np.empty(images.shape, np.float32)
-    if how == "unit":
+    if how in ("unit", "leaf"):
         np.divide(images, np.float32(255), out=out)
+        if how == "leaf":
+            np.subtract(np.float32(1), out, out=out)
     else:
         mean, std = _pixel_statistics(images)
         np.subtract(images, mean.astype(np.float32), out=out)

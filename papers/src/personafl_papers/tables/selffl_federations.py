@@ -78,6 +78,9 @@ _FEMNIST: dict[str, Any] = {
     "local": {"lr": 0.01, "batch_size": 10, "steps": 20},
 }
 _LETTERS_A_TO_J = {"data": {"name": "emnist", "classes": "abcdefghij"}, **_FEMNIST}
+_LEAF: dict[str, Any] = {"name": "femnist", "classes": "abcdefghij", "complete": False}
+_FEW = {**_FEMNIST["partition"], "mean": 2.43}
+"""As many samples in all as there are images in `_LEAF`, 4,759, on the mean over seeds."""
 FEDERATIONS: dict[str, dict[str, Any]] = {
     "mnist": {
         "data": {"name": "mnist", "normalize": "fedprox"},
@@ -86,6 +89,11 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     },
     "femnist": _LETTERS_A_TO_J,
     "femnist-3": {**_LETTERS_A_TO_J, "partition": {**_FEMNIST["partition"], "classes_per_client": 3}},
+    "femnist-dark": {"data": {**_LETTERS_A_TO_J["data"], "normalize": "leaf"}, **_FEMNIST},
+    "femnist-few": {**_LETTERS_A_TO_J, "partition": _FEW},
+    "femnist-few-dark": {"data": {**_LETTERS_A_TO_J["data"], "normalize": "leaf"}, **_FEMNIST, "partition": _FEW},
+    "leaf": {"data": {**_LEAF, "normalize": "leaf"}, **_FEMNIST},
+    "leaf-bright": {"data": _LEAF, **_FEMNIST},
     "letters": {"data": {"name": "letters", "classes": 10}, **_FEMNIST},
     "writers": {
         "data": {"name": "femnist"},
@@ -97,22 +105,38 @@ TITLES = {
     "mnist": "MNIST, 1,000 clients",
     "femnist": "FEMNIST a to j, 200 clients with 5 letters each",
     "femnist-3": "FEMNIST a to j, 200 clients with 3 letters each",
+    "femnist-dark": "EMNIST's images a to j, the ink dark",
+    "femnist-few": "EMNIST's images a to j, as few a client as there are of LEAF's",
+    "femnist-few-dark": "EMNIST's images a to j, as few and dark",
+    "leaf": "FEMNIST a to j with images as LEAF's and FedProx's code make them, 200 clients",
+    "leaf-bright": "LEAF's images a to j, the ink bright",
     "letters": "letters a to j of 16 by 8 pixels, 200 clients",
     "writers": "FEMNIST, 380 writers",
 }
-NEEDS = {"mnist": "mnist", "femnist": "emnist", "femnist-3": "emnist", "letters": "letters", "writers": "femnist"}
+_OF_EMNIST = ("femnist", "femnist-3", "femnist-dark", "femnist-few", "femnist-few-dark")
+NEEDS = {
+    "mnist": "mnist", **dict.fromkeys(_OF_EMNIST, "emnist"), "letters": "letters",
+    **dict.fromkeys(("writers", "leaf", "leaf-bright"), "femnist"),
+}  # fmt: skip
 
 SEEDS = 5
 LETTERS = "52,152 handwritten letters of 16 by 8 pixels in place of FEMNIST: orders and gaps are compared, not values"
 EMNIST = (
-    "The letters a to j of EMNIST's test images, 11,916 of them: the images are the paper's, and clients have half as "
-    "many as there"
+    "The letters a to j of EMNIST's test images, 11,916 of them: clients have half as many as in the paper, which says "
+    "EMNIST; FedProx's code, which it says it used, makes other images of the same letters (selffl-images)"
+)
+LEAF = (
+    "The 4,759 letters a to j of LEAF's images that are at hand, dealt once: clients have a quarter of the paper's. "
+    "They are scaled from NIST's 128 by 128 pixels as they are, dark on a bright ground, as FedProx's code does it"
 )
 WRITERS = (
     "Not the paper's division: characters by the people who wrote them, of the 380 writers of 30 or more whose "
     "training part is at hand in full; shards that are missing are large ones, so that digits are 71% of the images"
 )
-OTHER_DATA = {"mnist": "", "femnist": EMNIST, "femnist-3": EMNIST, "letters": LETTERS, "writers": WRITERS}
+OTHER_DATA = {
+    "mnist": "", **dict.fromkeys(_OF_EMNIST, EMNIST), "letters": LETTERS, "writers": WRITERS,
+    **dict.fromkeys(("leaf", "leaf-bright"), LEAF),
+}  # fmt: skip
 
 
 def here(*federations: str) -> list[str]:

@@ -7,6 +7,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from personafl.data.base import Samples, Structure
 from personafl.data.fetch import Remote, fetch
@@ -58,10 +59,12 @@ class EMNIST:
     split : {"byclass", "bymerge", "balanced", "letters", "digits", "mnist"}
         "byclass" has the 62 classes 0–9, A–Z, a–z in this order. "bymerge" and "balanced" have 47: small letters that
         look like their capitals are one class with them. "letters" has 26, "digits" and "mnist" have 10.
-    normalize : {"unit", "fedprox"}
+    normalize : {"unit", "fedprox", "leaf"}
         "unit" is x/255. "fedprox" standardizes each pixel over all images that are kept: (x − mean)/(std + 0.001).
+        "leaf" is 1 − x/255, dark ink on a bright ground.
     classes : str, optional
-        Only these characters, whose labels are then their places in this text: "abcdefghij" is FedProx's FEMNIST.
+        Only these characters, whose labels are then their places in this text: "abcdefghij" is FedProx's FEMNIST. (Its
+        images are made from NIST's in another way, see `FEMNIST`.)
     """
 
     name: ClassVar[str] = "emnist"
@@ -77,15 +80,11 @@ class EMNIST:
         check_normalization(self.name, self.normalize)
         if self.split not in get_args(Split):
             raise ConfigError(f"data emnist: split = {self.split!r} must be {', '.join(get_args(Split))}")
-        kept, known = self._kept, CHARACTERS[self.split]
-        if len(kept) < 2 or len(set(kept)) < len(kept) or set(kept) - set(known):
-            raise ConfigError(
-                f"data emnist: classes = {self.classes!r} must be two or more different characters of {known}"
-            )
+        kept_characters(self.name, self.classes, CHARACTERS[self.split])
 
     @property
     def _kept(self) -> str:
-        return CHARACTERS[self.split] if self.classes is None else self.classes
+        return kept_characters(self.name, self.classes, CHARACTERS[self.split])
 
     def load(self, seed: int) -> Samples:
         """The samples; there is nothing random in them, so the seed has no effect."""
@@ -95,11 +94,8 @@ class EMNIST:
         return Samples(x=arrays["x"], y=arrays["y"], classes=len(self._kept))
 
     def _make(self, files: Sequence[Path]) -> Arrays:
-        known = CHARACTERS[self.split]
         first = 1 if self.split == "letters" else 0  # that split counts its classes from 1
-        places = np.full(first + len(known), -1, np.int64)
-        for place, character in enumerate(self._kept):
-            places[first + known.index(character)] = place
+        places = np.concatenate([np.full(first, -1), places_of(self._kept, CHARACTERS[self.split])])
         images, labels = [], []
         packed = files[0].name == PACKED
         for part in ("test",) if packed else ("train", "test"):
@@ -115,6 +111,23 @@ class EMNIST:
         if not len(upright):
             raise DataError(f"{files[0]}: there is no image of the classes {self._kept}")
         return {"x": normalized(upright, self.normalize), "y": np.concatenate(labels)}
+
+
+def kept_characters(source: str, classes: str | None, known: str) -> str:
+    """The characters that a source keeps: those that are asked for, or all."""
+    kept = known if classes is None else classes
+    if len(kept) < 2 or len(set(kept)) < len(kept) or set(kept) - set(known):
+        raise ConfigError(f"data {source}: classes = {classes!r} must be two or more different characters of {known}")
+    return kept
+
+
+def places_of(kept: str, known: str) -> NDArray[np.int64]:
+    """The label of each character that is known: its place among those that are kept, -1 where it is not.
+
+    >>> places_of("ca", "abcd").tolist()
+    [1, -1, 0, -1]
+    """
+    return np.array([kept.find(character) for character in known], np.int64)
 
 
 def _names(split: str, part: str) -> list[str]:

@@ -18,8 +18,9 @@ class FMNIST:
 
     Parameters
     ----------
-    normalize : {"unit", "fedprox"}
+    normalize : {"unit", "fedprox", "leaf"}
         "unit" is x/255. "fedprox" standardizes each pixel over the whole pool: (x − mean)/(std + 0.001).
+        "leaf" is 1 − x/255.
     """
 
     name: ClassVar[str] = "fmnist"

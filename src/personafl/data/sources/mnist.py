@@ -26,9 +26,9 @@ class MNIST:
 
     Parameters
     ----------
-    normalize : {"fedprox", "unit"}
+    normalize : {"fedprox", "unit", "leaf"}
         "fedprox" standardizes each pixel over the whole pool, test images too, as that paper does: (x − mean)/(std +
-        0.001). "unit" is x/255.
+        0.001). "unit" is x/255. "leaf" is 1 − x/255, dark ink on a bright ground.
     """
 
     name: ClassVar[str] = "mnist"
