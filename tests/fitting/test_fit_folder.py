@@ -102,3 +102,13 @@ def test_a_fit_of_data_from_python_is_not_run_on_other_data(tmp_path):
         file.write('[data]\nname = "digits"\n')
     with pytest.raises(ConfigError, match=r"\[model\] has no name"):
         read_config(made.path / "chosen.toml")
+
+
+def test_a_table_needs_the_name_of_its_column_of_labels(tmp_path):
+    table = tmp_path / "patients.csv"
+    table.write_text("ward,age,ill\na,1.5,0\na,2.5,1\nb,3.5,1\nb,4.5,0\n")
+    done = CliRunner().invoke(app, ["fit", str(table), "--client", "ward"])
+    assert "--label is missing: name the column of" in str(done.exception)
+    # Said of the data as in a config, it is as good; what is then wrong is the name.
+    done = CliRunner().invoke(app, ["fit", str(table), "-s", "data.label=il", "--out", str(tmp_path / "fit")])
+    assert "has no column 'il' (label); did you mean 'ill'" in str(done.exception)

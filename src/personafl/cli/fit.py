@@ -148,6 +148,7 @@ def _config(source: Path, label: str | None, client: str | None, overrides: list
     """The config, or one for data alone."""
     from personafl.config import for_method, parse, read_tables
     from personafl.errors import ConfigError
+    from personafl.federation.tabular_files import is_table
 
     if source.suffix == ".toml":
         if label or client:
@@ -156,6 +157,8 @@ def _config(source: Path, label: str | None, client: str | None, overrides: list
     else:
         if not source.exists():
             raise ConfigError(f"there is no config or data {source}; a relative path starts at the working directory")
+        if label is None and is_table(source) and not any(given.startswith("data.label") for given in overrides):
+            raise ConfigError(f"--label is missing: name the column of {source} that holds the labels")
         columns = {"label": label, "client": client}
         data = {"name": "files", "path": str(source), **{key: value for key, value in columns.items() if value}}
         tables = {"data": data, "splits": [0.6, 0.2, 0.2]}
