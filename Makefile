@@ -105,11 +105,11 @@ $(STAMP): $(PROJECTS) $(LOCKS)
 	fi; \
 	rm -f $(STAMP); touch $(UNFINISHED); \
 	echo "install: $(TORCH)"; $(PIP_INSTALL) $(TORCH); \
-	echo "install: the other packages of requirements.lock"; $(PIP_INSTALL) -r requirements.lock; \
+	echo "install: the other packages of requirements.lock"; $(PIP_INSTALL) --no-deps -r requirements.lock; \
 	echo "install: personafl, its papers and its benchmarks"; \
 	$(PIP_INSTALL) --no-deps --no-build-isolation -e . -e papers -e benchmarks; \
 	rm $(UNFINISHED); echo "$(CURDIR)" > $(STAMP)
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.lock
-	@echo "install: the packages of requirements-docs.lock"; $(PIP_INSTALL) -r requirements-docs.lock
+	@echo "install: the packages of requirements-docs.lock"; $(PIP_INSTALL) --no-deps -r requirements-docs.lock
 	@touch $@
