@@ -110,6 +110,9 @@ def average(rows: list[dict], key: str) -> str:
 
 
 def mean(gains: np.ndarray) -> str:
+    gains = gains[np.isfinite(gains)]  # not every block has random search
+    if not len(gains):
+        return "not measured"
     return f"{gains.mean():+.2f} points (p better {sign_flip(gains):.3f}, worse {sign_flip(-gains):.3f})"
 
 
