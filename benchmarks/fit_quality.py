@@ -188,6 +188,9 @@ def keep_outputs(fitted: Fit, job: Job, file: Path) -> None:
         kept[f"{split}_searched"] = outputs_by(fitted, job, split, "searched").numpy()
     if fitted.summary["refit"]:
         kept["test_used"] = outputs_by(fitted, job, "test", "folder").numpy()
+        for place, model in enumerate(fitted.summary["finalists"]):
+            mine = np.isin(kept["test_owner"], [job.federation.ids.index(client) for client in model["kept"]])
+            kept["test_used"][place, mine] = kept["test_searched"][place, mine]
     file.parent.mkdir(exist_ok=True)
     np.savez_compressed(file, **kept)
 
