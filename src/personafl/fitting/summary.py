@@ -45,8 +45,9 @@ def summary_of(
         ],
         "finalists": [
             {"label": m.label, "method": m.candidate.method, "who": m.who, "settings": m.candidate.settings,
-             "rounds": m.outcome.rounds, "score": m.score, "folder": m.used.folder, "searched": m.outcome.folder}
-            for m in ending.finalists
+             "rounds": m.outcome.rounds, "score": m.score, "folder": m.used.folder, "searched": m.outcome.folder,
+             "kept": [job.federation.ids[k] for k in np.flatnonzero(kept)]}
+            for m, kept in zip(ending.finalists, ending.kept, strict=True)
         ],
         "clients": list(job.federation.ids),
         "weights": [[round(float(w), 6) for w in row] for row in ending.choice.weights],
@@ -134,6 +135,11 @@ def _sentences(
             said.append(_against(measure, called, test[who]))
     if _refitted(ending):
         said.append("The finalists were then trained again, with the validation data among the training data.")
+        if count := int(((ending.choice.weights.T > 0) & ending.kept).any(0).sum()):
+            said.append(
+                f"{count} of {len(ending.choice.weights)} clients {'keeps' if count == 1 else 'keep'} a model from "
+                "before that, which does better on their validation data than the one that was trained on it."
+            )
     elif not_again:
         said.append(not_again)
     said += notes
