@@ -286,8 +286,9 @@ def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(found, federatio
     stopped = pf.fit(federation, module(), methods=["fedamp", Stopped()], **same)
     assert stopped.summary["stopped"] and stopped.number["value"] > 0.5
     assert {model["method"] for model in stopped.summary["finalists"]} == {*REFERENCES, "fedamp"}
-    assert "flatters the fit beside them: training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(
-        stopped
+    assert (
+        "Somebody stopped the fit before these were trained to the end, which flatters the fit beside them: "
+        "training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(stopped)
     )
     assert "1 of 5 methods was not tried, as somebody stopped the fit before: stopped." in repr(stopped)
     assert "flatters" not in repr(found) and "not tried" not in repr(found), (
@@ -390,6 +391,19 @@ def test_a_measure_of_which_less_is_better_and_no_model_given():
     assert made.number["global"]["better"] >= 4
     rows = made.table().to_pylist()
     assert all(row["gain_over_global"] == pytest.approx(row["global_rmse"] - row["rmse"]) for row in rows)
+
+
+def test_a_measure_without_a_value_on_validation_data_gives_way_to_the_loss_and_it_says_so(federation):
+    """AUC where nobody's validation samples are of two classes."""
+    clients = {}
+    for k in range(3):
+        x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(k)), torch.arange(40) % 2
+        one = y == 1
+        clients[f"c{k}"] = {"train": (x[:20], y[:20]), "val": (x[20:][one[20:]], y[20:][one[20:]]), "test": (x, y)}
+    auc = pf.tasks.Classification(metrics=("auc",))
+    made = pf.fit(pf.Federation.from_clients(clients), nn.Linear(3, 2), task=auc, methods=[], trials=3, **QUICK)
+    assert "No client's validation data gives AUC a value: the choice was by the loss." in made.summary["notes"]
+    assert "by the loss" not in repr(pf.fit(federation, module(), methods=[], trials=3, **QUICK))
 
 
 def test_a_budget_too_small_for_one_candidate_is_one_line(federation, tmp_path):

@@ -28,6 +28,8 @@ def summary_of(
 ) -> dict[str, Any]:
     """What fit.json says; `not_again`: why the finalists were not trained again, where they should have been."""
     measure, table, notes = job.task.kind.primary, ending.table, _notes(search, stopped)
+    if len(ending.validation) and not np.isfinite(ending.validation).any():
+        notes.insert(0, f"No client's validation data gives {measure.label} a value: the choice was by the loss.")
     n = np.asarray(table.column("n_test").to_numpy(), np.float64)
     test = _test(measure, table, n, job.seed)
     labels, way = [model.label for model in ending.finalists], ending.choice.way
@@ -171,7 +173,8 @@ def _notes(search: Search, stopped: bool) -> list[str]:
     """What the search had no time for, in sentences."""
     found = []
     if short := _cut_short(search):
-        found.append(f"There was no time to train these to the end, which flatters the fit beside them: {short}.")
+        why = "Somebody stopped the fit before these were" if stopped else "There was no time for these to be"
+        found.append(f"{why} trained to the end, which flatters the fit beside them: {short}.")
     if missing := _not_tried(search):
         done = sum(bool(c.outcomes) for c in search.candidates)
         why = "for lack of time"
