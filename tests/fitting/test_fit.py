@@ -15,7 +15,7 @@ from torch import nn
 import personafl as pf
 from personafl.algorithms import Ditto
 from personafl.config import read_config
-from personafl.errors import ConfigError, RunError
+from personafl.errors import ConfigError, DataError, RunError
 from personafl.fitting.candidates import REFERENCES
 from personafl.fitting.training import Trainer
 from personafl.report import page, report_data
@@ -209,6 +209,8 @@ def test_going_on_trains_only_what_is_new(found, federation, tmp_path):
         pf.fit(federation, module(), trials=6, **same)
     with pytest.raises(RunError, match="holds another fit: its seed differs"):
         pf.fit(federation, module(), trials=6, resume=True, **{**same, "seed": 4})
+    with pytest.raises(RunError, match="holds another fit: its model differs"):
+        pf.fit(federation, nn.Sequential(nn.Linear(64, 10)), trials=6, resume=True, **same)
 
 
 def test_trainings_that_are_not_needed_any_more_are_deleted_and_nothing_else_changes(federation, tmp_path, monkeypatch):
@@ -251,10 +253,21 @@ def test_two_at_once_train_what_one_at_a_time_trains(federation, tmp_path):
     assert right / int(federation.sizes("val").sum()) >= best - 1e-9 and made[1].summary["refit"]
 
 
-@pytest.mark.parametrize("wrong", [0, -1])
-def test_none_at_once_is_refused(federation, wrong):
-    with pytest.raises(ConfigError, match=r"at_once = .*must be at least 1"):
-        pf.fit(federation, module(), at_once=wrong, **QUICK)
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True])
+@pytest.mark.parametrize("key", ["at_once", "trials"])
+def test_what_is_no_number_of_candidates_is_refused(federation, wrong, key):
+    with pytest.raises(ConfigError, match=rf"{key} = .*must be a whole number of at least 1"):
+        pf.fit(federation, module(), **{key: wrong}, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [({"methods": "ditto"}, "give a list"), ({"methods": 3}, "give a list"),
+     ({"engine": "ray"}, "a fit trains in this process")],
+)  # fmt: skip
+def test_what_python_may_get_wrong_is_one_line(federation, wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        pf.fit(federation, module(), **{**QUICK, **wrong})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +286,9 @@ def test_ctrl_c_keeps_the_best_so_far_and_a_second_call_goes_on(found, federatio
     stopped = pf.fit(federation, module(), methods=["fedamp", Stopped()], **same)
     assert stopped.summary["stopped"] and stopped.number["value"] > 0.5
     assert {model["method"] for model in stopped.summary["finalists"]} == {*REFERENCES, "fedamp"}
-    assert "flatters the fit beside them: training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(
-        stopped
+    assert (
+        "Somebody stopped the fit before these were trained to the end, which flatters the fit beside them: "
+        "training alone (1 of 6 rounds), one model for all (1 of 6 rounds)" in repr(stopped)
     )
     assert "1 of 5 methods was not tried, as somebody stopped the fit before: stopped." in repr(stopped)
     assert "flatters" not in repr(found) and "not tried" not in repr(found), (
@@ -352,6 +366,13 @@ def test_where_nobody_has_validation_data_a_share_of_the_training_data_is_taken(
     assert made.table().column("n_test").to_pylist() == federation.sizes("test").tolist()
 
 
+def test_where_no_sample_can_be_had_for_validation_it_says_so(federation):
+    x, y = federation.client("client-0")["train"]
+    one = {"train": (x[:1], y[:1]), "test": (x[1:3], y[1:3])}
+    with pytest.raises(DataError, match="nobody has validation data nor two training samples"):
+        pf.fit(pf.Federation.from_clients({"ann": one, "bob": one}), module(), **QUICK)
+
+
 def test_a_measure_of_which_less_is_better_and_no_model_given():
     rng = np.random.default_rng(0)
     clients = {}
@@ -372,9 +393,24 @@ def test_a_measure_of_which_less_is_better_and_no_model_given():
     assert all(row["gain_over_global"] == pytest.approx(row["global_rmse"] - row["rmse"]) for row in rows)
 
 
+def test_a_measure_without_a_value_on_validation_data_gives_way_to_the_loss_and_it_says_so(federation):
+    """AUC where nobody's validation samples are of two classes."""
+    clients = {}
+    for k in range(3):
+        x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(k)), torch.arange(40) % 2
+        one = y == 1
+        clients[f"c{k}"] = {"train": (x[:20], y[:20]), "val": (x[20:][one[20:]], y[20:][one[20:]]), "test": (x, y)}
+    auc = pf.tasks.Classification(metrics=("auc",))
+    made = pf.fit(pf.Federation.from_clients(clients), nn.Linear(3, 2), task=auc, methods=[], trials=3, **QUICK)
+    assert "No client's validation data gives AUC a value: the choice was by the loss." in made.summary["notes"]
+    assert "by the loss" not in repr(pf.fit(federation, module(), methods=[], trials=3, **QUICK))
+
+
 def test_a_budget_too_small_for_one_candidate_is_one_line(federation, tmp_path):
     with pytest.raises(ConfigError, match=r"budget = 0\.0s is too little for one candidate"):
         pf.fit(federation, module(), budget=0.001, out=tmp_path / "fit", **QUICK)
+    with pytest.raises(RunError, match="already holds a fit: go on with resume=True"):
+        pf.fit(federation, module(), budget="1h", out=tmp_path / "fit", **QUICK)
     made = pf.fit(federation, module(), budget="1h", trials=3, resume=True, out=tmp_path / "fit", **QUICK)
     assert len(made.summary["trials"]) == 3
 

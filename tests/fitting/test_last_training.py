@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import personafl as pf
 from personafl.fitting.budget import Clock
 from personafl.fitting.candidates import REFERENCES, Candidate, Outcome, Portfolio
+from personafl.fitting.finalists import theta_of
 from personafl.fitting.running import Running
 from personafl.fitting.search import MARGIN, Attempt, Search
 from personafl.fitting.training import Trainer
-from tests.fitting.test_fit import QUICK, federation, module
+from tests.fitting.test_fit import QUICK, federation, hits, module
 
 __all__ = ["federation"]
 
@@ -72,6 +75,39 @@ def test_one_that_fails_says_why(federation, monkeypatch):
     assert not made.summary["refit"] and "(separate: every client diverged)" in repr(made)
 
 
+def test_a_client_whose_model_it_spoils_keeps_that_of_the_search(federation, tmp_path, monkeypatch):
+    """The samples that it was trained on show it: here a last step that is too long, of one client, in every method."""
+    spoiled, row = "client-2", federation.ids.index("client-2")
+
+    def too_long(run, who, ids):
+        theta = theta_of(run, who, ids)
+        if run.path.name.endswith("-again") and who == "personal":
+            theta[row] *= -3
+        return theta
+
+    with monkeypatch.context() as patched:
+        patched.setattr("personafl.fitting.ending.theta_of", too_long)
+        made = pf.fit(federation, module(), out=tmp_path / "fit", **SAME)
+    plain = pf.fit(federation, module(), refit=False, **SAME)
+    assert made.summary["refit"] and "a model from before that" in repr(made)
+    models = made.summary["finalists"]
+    assert all((spoiled in model["kept"]) == (model["who"] == "personal") for model in models)
+    used = np.flatnonzero(made.weights[row])
+    own = [place for place, f in enumerate(used) if models[f]["who"] == "personal"]
+    assert own, "the case that is worth a test"
+    saved = load_file(tmp_path / "fit" / "models" / "personal.safetensors")
+    everywhere = np.flatnonzero(made.weights.any(0)).tolist()
+    for fit in (made, pf.load_fit(tmp_path / "fit", module=module())):
+        assert fit.clients().column("personal_correct").to_pylist() == hits(fit, federation, "test")
+        net = fit.personal(spoiled)
+        for place in own:
+            ours = getattr(net, "models", [net])[place].weight
+            assert torch.equal(ours, plain.finalist(used[place]).personal(spoiled).weight)
+            assert not torch.equal(ours, fit.finalist(used[place]).personal(spoiled).weight), "trained again"
+            part = f"models.{everywhere.index(used[place])}." if len(everywhere) > 1 else ""
+            assert torch.equal(ours, saved[f"{part}weight"][row])
+
+
 @pytest.fixture(scope="module")
 def job(federation):
     return pf.fit(federation, module(), methods=["fedavg"], trials=1, refit=False, **QUICK)._job
@@ -108,3 +144,11 @@ def test_time_that_the_last_training_turns_out_not_to_need_goes_to_the_search(jo
     rest = running._before_the_end()
     assert running._for_attempts() == pytest.approx((rest - 2 * now) / 4, abs=0.5)
     assert (rest - 2 * now) / 4 > 20.0 > rest - longest, "somebody is trained who was not"
+
+
+def test_a_first_training_that_takes_long_does_not_end_the_search(job, tmp_path):
+    """It also loads what all need. Six times as long is not kept for an end in which there is one finalist, or two."""
+    search = Search(Portfolio(["ditto"], pf.Local()), pf.Local(), 6, 0)
+    running = Running(search, Trainer(job, tmp_path, search.portfolio), Clock(60.0), tmp_path, None, None, True)
+    search.put(Candidate(0, "separate", {}, {1: Outcome(1, 0.5, np.nan, 9.0, "x")}))
+    assert search.next(running._for_attempts()).candidate.method == "fedavg"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -102,6 +102,8 @@ class Portfolio:
     """The methods of a fit, with what may be searched of each."""
 
     def __init__(self, methods: Sequence[Algorithm | str] | None, local: Local) -> None:
+        if methods is not None and (isinstance(methods, str) or not isinstance(methods, Iterable)):
+            raise ConfigError(f"methods = {methods!r}: give a list of algorithms or names, such as ['ditto', 'fedamp']")
         given = [algorithm_of(method) for method in (PORTFOLIO if methods is None else methods)]
         chosen = {algorithm.name: algorithm for algorithm in given}
         if len(chosen) < len(given):

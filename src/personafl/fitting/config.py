@@ -8,7 +8,7 @@ from personafl.config import Config
 from personafl.errors import ConfigError
 from personafl.fitting.validation import with_validation
 from personafl.jobs import config_job
-from personafl.settings import BACKEND_NAMES
+from personafl.settings import BACKEND_NAMES, EngineSettings
 from personafl.training.job import Job
 
 log = logging.getLogger("personafl")
@@ -16,11 +16,7 @@ log = logging.getLogger("personafl")
 
 def config_job_to_fit(config: Config) -> Job:
     """The job of a config whose federation has validation data. Its algorithm is not looked at."""
-    if config.engine.name in BACKEND_NAMES:
-        raise ConfigError(
-            f"engine = {config.engine.name!r}: a fit trains in this process; leave it out, and give chosen.toml to the "
-            "backend afterwards"
-        )
+    check_engine(config.engine)
     if config.privacy is not None:
         raise ConfigError("[privacy]: a fit tries many trainings, whose privacy would add up; leave it out")
     if config.robust is not None:
@@ -29,3 +25,12 @@ def config_job_to_fit(config: Config) -> Job:
     for note in federation.notes:
         log.warning("%s", note)
     return config_job(config, federation)
+
+
+def check_engine(engine: EngineSettings) -> None:
+    """Refuse backends, where a single run's clients are elsewhere."""
+    if engine.name in BACKEND_NAMES:
+        raise ConfigError(
+            f"engine = {engine.name!r}: a fit trains in this process; leave it out, and give chosen.toml to the "
+            "backend afterwards"
+        )

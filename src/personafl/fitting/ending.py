@@ -2,6 +2,8 @@
 
 The choice is made with the models of the search, which have not seen the validation data. Where the finalists were then
 trained again on it, clients get those models, with the weights that were chosen, and test data is asked about those.
+A model that does worse on a client's validation samples though it was trained on them has gone wrong, by a last step
+that was too long, say: this client keeps that of the search.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from personafl.engines.machine import torch_threads
 from personafl.engines.measuring import measure_outputs
 from personafl.files import write_atomically, write_text
 from personafl.fitting.choice import Choice, Floats, choose, weights_of
-from personafl.fitting.finalists import Finalist, labels, log_likelihoods, outputs_of, owners, theta_of
+from personafl.fitting.finalists import Finalist, labels, log_likelihoods, losses, outputs_of, owners, theta_of
 from personafl.fitting.mixture import mixed_outputs, stacked_mixtures
 from personafl.fitting.training import Trainer
 from personafl.metrics.measures import Measure
@@ -53,6 +55,8 @@ class Ending:
         The weights, and how they came about.
     validation
         What each finalist reaches on each client's validation data, by the measure that ranks (F, K).
+    kept
+        Of which finalists a client keeps the model of the search, though it was trained again (F, K).
     table
         The rows of clients.parquet.
     """
@@ -61,6 +65,7 @@ class Ending:
     choice: Choice
     newcomer: Floats
     validation: Floats
+    kept: NDArray[np.bool_]
     table: pa.Table
     predictions: pa.Table | None
     thetas: list[Tensor]
@@ -79,15 +84,17 @@ def end(trainer: Trainer, found: list[Finalist], mixtures: bool) -> Ending:
         weights = chosen.weights
         nobody = weights_of(chosen.way, *_evidence(engine, on_validation, len(job.federation) + 1))[-1]
         reached = np.stack([_reached(engine, each) for each in on_validation])
-        # Nothing is chosen from here on: this is where test data is looked at.
         runs = [trainer.run_of(model.candidate, model.used) for model in found]
-        thetas = [theta_of(run, model.who, job.federation.ids) for run, model in zip(runs, found, strict=True)]
+        again = [theta_of(run, model.who, job.federation.ids) for run, model in zip(runs, found, strict=True)]
+        kept = _worse(engine, found, on_validation, _outputs(engines, again, "val"))
+        thetas = [_with_kept(*each) for each in zip(again, thetas, kept, strict=True)]
+        # Nothing is chosen from here on: this is where test data is looked at.
         on_test = _outputs(engines, thetas, "test")
         columns = _columns(engine, found, on_test, weights, "test", "")
         columns |= _columns(engine, found, on_validation, weights, "val", "val_")
         table = _table(engine, columns, runs, weights, max(model.outcome.rounds for model in found))
         predictions = _predictions(engine, on_test, weights, found)
-    return Ending(found, chosen, nobody, reached, table, predictions, thetas)
+    return Ending(found, chosen, nobody, reached, kept, table, predictions, thetas)
 
 
 def _engine(trainer: Trainer, run: Run) -> Engine:
@@ -135,6 +142,25 @@ def _reached(engine: Engine, outputs: Tensor) -> Floats:
     values = np.asarray(columns.get(kind, np.full(len(sizes), np.nan)), np.float64)
     values = values / np.maximum(sizes, 1) if kind in ("loss", "correct") else values
     return np.asarray(np.where(sizes > 0, values, np.nan))
+
+
+def _worse(engine: Engine, found: Sequence[Finalist], before: Tensor, after: Tensor) -> NDArray[np.bool_]:
+    """Whose loss on validation samples is larger after training on them (F, K); a global model's is that of all."""
+    y, owner, clients = labels(engine, "val"), owners(engine, "val"), len(engine.federation)
+    worse = np.zeros((len(found), clients), np.bool_)
+    for f, model in enumerate(found):
+        if model.again is not None:
+            more, less = (losses(engine.task.kind, outputs[f], y, owner, clients) for outputs in (after, before))
+            grown = np.bincount(owner, more - less, clients)
+            worse[f] = grown.sum() > 0 if model.who == "global" else grown > 0
+    return worse
+
+
+def _with_kept(again: Tensor, before: Tensor, kept: NDArray[np.bool_]) -> Tensor:
+    """Parameters after the last training, and those before it for clients that keep these."""
+    if kept.all():
+        return before
+    return torch.where(torch.from_numpy(kept)[:, None], before, again) if kept.any() else again
 
 
 def _columns(

@@ -157,13 +157,14 @@ def log_likelihoods(task: Task, outputs: Tensor, y: Tensor, owner: Ints, clients
     A loss that is no likelihood is taken for one by a scale that suits the best of the models: twice its mean loss,
     which makes a squared error that of a normal density. Where a loss couples samples, a client's is shared out evenly.
     """
-    losses = np.stack([_losses(task.kind, each, y, owner, clients) for each in outputs], 1)
-    if task.kind.loss_name in LIKELIHOODS or not len(losses):
-        return -losses
-    return np.asarray(-losses / max(2 * float(losses.mean(0).min()), np.finfo(float).tiny))
+    found = np.stack([losses(task.kind, each, y, owner, clients) for each in outputs], 1)
+    if task.kind.loss_name in LIKELIHOODS or not len(found):
+        return -found
+    return np.asarray(-found / max(2 * float(found.mean(0).min()), np.finfo(float).tiny))
 
 
-def _losses(kind: LearningTask, outputs: Tensor, y: Tensor, owner: Ints, clients: int) -> Floats:
+def losses(kind: LearningTask, outputs: Tensor, y: Tensor, owner: Ints, clients: int) -> Floats:
+    """The loss of each sample (N,)."""
     objective: Any = kind.objective
     if not couples_samples(objective):
         found = objective(outputs, y)

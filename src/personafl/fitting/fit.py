@@ -20,6 +20,7 @@ from personafl.files import write_text
 from personafl.fitting import ending
 from personafl.fitting.budget import Clock, now, seconds_of, written
 from personafl.fitting.candidates import Portfolio
+from personafl.fitting.config import check_engine
 from personafl.fitting.finalists import finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.result import Fit
@@ -27,7 +28,7 @@ from personafl.fitting.running import STOPPED, Running
 from personafl.fitting.search import Search
 from personafl.fitting.summary import summary_of
 from personafl.fitting.training import Trainer
-from personafl.fitting.trials import check_same, read_trials
+from personafl.fitting.trials import check_not_begun, check_same, read_trials
 from personafl.fitting.validation import with_validation
 from personafl.inputs import shape_of, written_shape
 from personafl.jobs import module_tables, module_task, training_labels, with_settings
@@ -168,10 +169,10 @@ def fit_job(
     refit: bool = True,
 ) -> Fit:
     """`fit` for a job whose algorithm is not looked at; `begun` is when time began to count (`budget.now`)."""
-    if trials is not None and trials < 1:
-        raise ConfigError(f"trials = {trials}: must be at least 1, or left out")
-    if at_once is not None and at_once < 1:
-        raise ConfigError(f"at_once = {at_once}: must be at least 1")
+    for key, count in (("trials", trials), ("at_once", at_once)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"{key} = {count!r}: must be a whole number of at least 1, or left out")
+    check_engine(job.engine)
     if on not in PLACES:
         raise ConfigError(f"on = {on!r}: must be one of {', '.join(PLACES)}")
     if address is not None and on != "ray":
@@ -182,6 +183,7 @@ def fit_job(
     temporary = tempfile.TemporaryDirectory(prefix="personafl-") if out is None else None
     folder = Path(temporary.name if temporary else str(out))
     if not resume:
+        check_not_begun(folder)
         RunFolder(folder).check_free()
     with RunFolder(folder).lock():
         check_same(folder, job, portfolio)

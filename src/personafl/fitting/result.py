@@ -176,14 +176,17 @@ class Fit(Run):
 
     def finalist(self, place: int) -> Run:
         """The run of a finalist."""
+        return self._run(place, self.summary["finalists"][place]["folder"])
+
+    def _run(self, place: int, folder: str) -> Run:
         model = self.summary["finalists"][place]
         found = self._job is not None and self._portfolio is not None
         if found:
             assert self._job is not None and self._portfolio is not None
             algorithm, _ = self._portfolio.made(model["method"], model["settings"], self._job.local)
-            return Run(self.path / "candidates" / model["folder"], algorithm=algorithm, task=self._trained(algorithm),
+            return Run(self.path / "candidates" / folder, algorithm=algorithm, task=self._trained(algorithm),
                        backbone=self._job.federation.backbone)  # fmt: skip
-        return Run(self.path / "candidates" / model["folder"], module=self._module, backbone=self._backbone)
+        return Run(self.path / "candidates" / folder, module=self._module, backbone=self._backbone)
 
     def _trained(self, algorithm: Any) -> Any:
         from personafl.algorithms.extras import trained_task
@@ -197,7 +200,9 @@ class Fit(Run):
         if str(client) not in ids:
             raise DataError(f"{self.path} has no client {str(client)!r}; the first are {', '.join(ids[:3])}")
         row = self.weights[ids.index(str(client))]
-        return self._mix(row, lambda run, who: run.global_model() if who == "global" else run.personal(client))
+        return self._mix(
+            row, lambda run, who: run.global_model() if who == "global" else run.personal(client), str(client)
+        )
 
     def personalize(self, x: Any, y: ArrayLike | Tensor) -> nn.Module:
         """A model for somebody who was not there.
@@ -208,10 +213,17 @@ class Fit(Run):
         row = np.array(self.summary["newcomer"])
         return self._mix(row, lambda run, who: run.global_model() if who == "global" else run.personalize(x, y))
 
-    def _mix(self, row: Floats, model: Any) -> nn.Module:
+    def _mix(self, row: Floats, model: Any, client: str | None = None) -> nn.Module:
         used = np.flatnonzero(row)
-        made = [model(self.finalist(int(f)), self.summary["finalists"][int(f)]["who"]) for f in used]
+        made = [model(self._run_for(int(f), client), self.summary["finalists"][int(f)]["who"]) for f in used]
         return made[0] if len(used) == 1 else MixedModel(made, row[used].tolist(), self.task.kind)
+
+    def _run_for(self, place: int, client: str | None = None) -> Run:
+        """Where a client's model, or a newcomer's, is from: the last training, or where that went wrong the search."""
+        model = self.summary["finalists"][place]
+        kept = model.get("kept", [])
+        before = client in kept if client is not None else 0 < len(kept) == len(self.summary["clients"])
+        return self._run(place, model["searched"] if before else model["folder"])
 
     def newcomers(self, data: dict[str, Any]) -> Federation:
         return self.finalist(0).newcomers(data)
@@ -219,7 +231,7 @@ class Fit(Run):
     def write_newcomers(self, path: Path, federation: Federation) -> dict[str, Floats]:
         row, ids = np.array(self.summary["newcomer"]), np.arange(len(federation))
         used = [int(f) for f in np.flatnonzero(row)]
-        runs, thetas = [self.finalist(f) for f in used], []
+        runs, thetas = [self._run_for(f) for f in used], []
         for f, run in zip(used, runs, strict=True):
             common = self.summary["finalists"][f]["who"] == "global"
             thetas.append(theta_of(run, "global", ()) if common else run.personalize_all(federation))

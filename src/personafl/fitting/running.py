@@ -10,7 +10,7 @@ import numpy as np
 
 from personafl.fitting.budget import Clock, now
 from personafl.fitting.candidates import Outcome
-from personafl.fitting.finalists import Finalist, finalists
+from personafl.fitting.finalists import MOST, Finalist, finalists
 from personafl.fitting.progress import FitProgress
 from personafl.fitting.search import FACTOR, MARGIN, Attempt, Search, together
 from personafl.fitting.training import Trainer, train_elsewhere, train_on_ray
@@ -143,7 +143,9 @@ class Running:
         """
         samples = int(self.trainer.job.federation.sizes("val").sum())
         shortest = [o.seconds / o.rounds for c in self.search.candidates for o in c.outcomes.values() if not o.why]
-        closing = (6 * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
+        # There are no more finalists than trainings, those of the next one included.
+        models = min(len(shortest) + 1, MOST)
+        closing = (models * float(np.median(shortest)) if shortest else 0.0) + CHOICE_SECONDS * samples
         return self.clock.left - max(reserve * self.clock.budget, closing)
 
     def _for_attempts(self) -> float:

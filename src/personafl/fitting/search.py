@@ -203,13 +203,14 @@ class Search:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def cost(self, attempt: Attempt) -> float:
-        """Seconds that an attempt may take, from what its method, or else any, took before; NaN at the very first."""
+        """Seconds that an attempt may take, from what its method, or else any, took before; NaN where none did."""
         per_round = attempt.candidate.seconds_per_round()
         if math.isnan(per_round):
             alike = [
                 c.seconds_per_round() for c in self.candidates if c.method == attempt.candidate.method and c.outcomes
             ]
-            known = alike or [c.seconds_per_round() for c in self.candidates if c.outcomes and not c.failed]
+            # The first training of all also loads what all need, which says nothing of the next.
+            known = alike or [c.seconds_per_round() for c in self.candidates[1:] if c.outcomes and not c.failed]
             per_round = max(known, default=np.nan) if not alike else float(np.median(alike))
         return MARGIN * per_round * (attempt.rounds - attempt.candidate.rounds)
 

@@ -28,6 +28,8 @@ def summary_of(
 ) -> dict[str, Any]:
     """What fit.json says; `not_again`: why the finalists were not trained again, where they should have been."""
     measure, table, notes = job.task.kind.primary, ending.table, _notes(search, stopped)
+    if len(ending.validation) and not np.isfinite(ending.validation).any():
+        notes.insert(0, f"No client's validation data gives {measure.label} a value: the choice was by the loss.")
     n = np.asarray(table.column("n_test").to_numpy(), np.float64)
     test = _test(measure, table, n, job.seed)
     labels, way = [model.label for model in ending.finalists], ending.choice.way
@@ -45,8 +47,9 @@ def summary_of(
         ],
         "finalists": [
             {"label": m.label, "method": m.candidate.method, "who": m.who, "settings": m.candidate.settings,
-             "rounds": m.outcome.rounds, "score": m.score, "folder": m.used.folder, "searched": m.outcome.folder}
-            for m in ending.finalists
+             "rounds": m.outcome.rounds, "score": m.score, "folder": m.used.folder, "searched": m.outcome.folder,
+             "kept": [job.federation.ids[k] for k in np.flatnonzero(kept)]}
+            for m, kept in zip(ending.finalists, ending.kept, strict=True)
         ],
         "clients": list(job.federation.ids),
         "weights": [[round(float(w), 6) for w in row] for row in ending.choice.weights],
@@ -134,6 +137,11 @@ def _sentences(
             said.append(_against(measure, called, test[who]))
     if _refitted(ending):
         said.append("The finalists were then trained again, with the validation data among the training data.")
+        if count := int(((ending.choice.weights.T > 0) & ending.kept).any(0).sum()):
+            said.append(
+                f"{count} of {len(ending.choice.weights)} clients {'keeps' if count == 1 else 'keep'} a model from "
+                "before that, which does better on their validation data than the one that was trained on it."
+            )
     elif not_again:
         said.append(not_again)
     said += notes
@@ -165,7 +173,8 @@ def _notes(search: Search, stopped: bool) -> list[str]:
     """What the search had no time for, in sentences."""
     found = []
     if short := _cut_short(search):
-        found.append(f"There was no time to train these to the end, which flatters the fit beside them: {short}.")
+        why = "Somebody stopped the fit before these were" if stopped else "There was no time for these to be"
+        found.append(f"{why} trained to the end, which flatters the fit beside them: {short}.")
     if missing := _not_tried(search):
         done = sum(bool(c.outcomes) for c in search.candidates)
         why = "for lack of time"

@@ -24,11 +24,21 @@ log = logging.getLogger("personafl")
 TRIALS_FILE, SETTINGS_FILE = "trials.jsonl", "search.json"
 
 
+def check_not_begun(folder: Path) -> None:
+    """Refuse a folder that holds a fit, finished or not."""
+    if (folder / SETTINGS_FILE).exists():
+        raise RunError(
+            f"{folder} already holds a fit: go on with resume=True (--resume on the command line), or name another "
+            "folder with out (--out)"
+        )
+
+
 def check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
     """Note what is fitted, or refuse to go on with something else."""
     now = {
         "fingerprint": job.federation.fingerprint,
         "parameters": job.task.size,
+        "model": job.tables.get("model"),
         "loss": job.task.kind.loss_name,
         "measure": job.task.kind.primary.name,
         "rounds": job.schedule.rounds,
@@ -44,7 +54,8 @@ def check_same(folder: Path, job: Job, portfolio: Portfolio) -> None:
         write_text(file, json.dumps(now, indent=1) + "\n")
         return
     before = read_json(file, dict[str, Any])
-    before.setdefault("measure", now["measure"])  # which earlier versions did not note
+    for key in ("measure", "model"):  # which earlier versions did not note
+        before.setdefault(key, now[key])
     for key, value in now.items():
         if before.get(key) != value:
             raise RunError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from personafl.errors import DataError
 from personafl.federation import Federation
 from personafl.inputs import each_input
 from personafl.streams import generator
@@ -26,8 +27,10 @@ def with_validation(federation: Federation, seed: int, share: float = SHARE) -> 
     >>> made.sizes("train").tolist(), made.sizes("val").tolist(), made.sizes("test").tolist()
     ([3], [1], [1])
     """
-    if federation.sizes("val").any() or not (federation.sizes("train") > 1).any():
+    if federation.sizes("val").any():
         return federation
+    if not (federation.sizes("train") > 1).any():
+        raise DataError("nobody has validation data nor two training samples, of which one could be: fit cannot choose")
     sizes, starts, rng = federation.sizes("train"), federation.starts("train"), generator(seed, "fit validation")
     order, bounds = np.arange(len(federation.y)), federation.bounds.copy()
     for m, (start, n) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):

@@ -221,6 +221,8 @@ class _Finalist(BaseModel):
     rounds: Count
     score: Number
     folder: FileName
+    searched: FileName | None = None
+    kept: list[str] = []
 
 
 class _Outcome(BaseModel):
@@ -281,6 +283,7 @@ def _check_fit(found: _Fit) -> _Fit:
     models = len(found.finalists)
     _require(found, models > 0 and len({each.label for each in found.finalists}) == models, "finalists must differ")
     _require(found, len(found.weights) == len(found.clients), "there must be weights for each client")
+    _require(found, all(each.searched for each in found.finalists if each.kept), "kept needs searched")
     if (own := found.validation) is not None:
         sizes = {len(own.with_best), len(own.alone)}
         _require(found, sizes == {len(found.clients)}, "validation: there must be a value for each client")
