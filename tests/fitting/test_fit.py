@@ -180,7 +180,7 @@ def test_a_fit_is_found_again(found, federation):
     with torch.no_grad():
         torch.testing.assert_close(again.personal("client-1")(x), found.personal("client-1")(x))
     assert again.table().equals(found.table()) and again.complete
-    with pytest.raises(RunError, match="open it with load_fit"):
+    with pytest.raises(RunError, match="is the folder of a fit, not of one run"):
         pf.load_run(found.path)
     assert "which no choice has seen" in repr(again)
 

@@ -112,3 +112,10 @@ def test_a_table_needs_the_name_of_its_column_of_labels(tmp_path):
     # Said of the data as in a config, it is as good; what is then wrong is the name.
     done = CliRunner().invoke(app, ["fit", str(table), "-s", "data.label=il", "--out", str(tmp_path / "fit")])
     assert "has no column 'il' (label); did you mean 'ill'" in str(done.exception)
+
+
+@pytest.mark.parametrize("command", ["report", "export", "gain"])
+def test_a_fit_that_has_not_ended_says_what_goes_on_with_it(tmp_path, command):
+    (tmp_path / "search.json").write_text("{}")
+    done = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert done.exit_code != 0 and "holds a fit that has not ended: its command with --resume" in str(done.exception)

@@ -381,7 +381,7 @@ def load_run(
         folder. Compared with the run's by its hash. Left out, it is looked for where it was.
     """
     if (Path(path) / "fit.json").is_file():
-        raise RunError(f"{path} is the folder of a fit: open it with load_fit")
+        raise RunError(f"{path} is the folder of a fit, not of one run (in Python, load_fit opens it)")
     run = Run(path, module, algorithm, backbone=backbone)
     if backbone is not None:  # checked now, not when a model is asked for
         _ = run.task if run.manifest.get("model", {}).get("name") == LoRA.name else run.backbone

@@ -103,7 +103,7 @@ class RunFolder:
         try:
             return read_toml(self.path / "run.toml", kind)
         except FileNotFoundError:
-            raise RunError(f"{self.path} is not a run folder: it has no run.toml") from None
+            raise not_a_run(self.path, "is not a run folder: it has no run.toml") from None
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Write run.toml."""
@@ -341,6 +341,12 @@ def _checksum(path: Path) -> str:
         return checksum(path)
     listed = "".join(f"{checksum(file)} {file.name}\n" for file in sorted(path.glob("*")) if _is_kept(file))
     return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def not_a_run(path: Path, why: str) -> RunError:
+    """What is wrong with a folder that has no run.toml."""
+    begun = "holds a fit that has not ended: its command with --resume goes on (Python: resume=True)"
+    return RunError(f"{path} {begun if (path / 'search.json').is_file() else why}")
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

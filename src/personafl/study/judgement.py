@@ -19,7 +19,7 @@ from personafl import metrics
 from personafl.errors import RunError
 from personafl.metrics.measures import ACCURACY, LOSS, Measure, ranking
 from personafl.runs.run import Run
-from personafl.storage.folder import flat
+from personafl.storage.folder import flat, not_a_run
 from personafl.study.columns import Column, columns_for
 from personafl.study.differences import (
     Difference,
@@ -247,7 +247,7 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
             raise RunError(f"there is no run folder {path}")
         inside = [path] if (path / "run.toml").is_file() else sorted(p.parent for p in path.glob("*/run.toml"))
         if not inside:
-            raise RunError(f"{path} is not a run folder, and holds none: it has no run.toml")
+            raise not_a_run(path, "is not a run folder, and holds none: it has no run.toml")
         found += [Run(each) for each in inside]
     return found
 
