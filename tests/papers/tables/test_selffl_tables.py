@@ -56,7 +56,7 @@ def test_trials_are_as_long_as_the_runs_they_serve_and_as_many_for_each_method(f
     for method, axes in searched.axes.items():
         point = {axis.key: axis.start for axis in axes}
         trial, run = searched.plan.trial(method, 0, point).config, runs.job(method, 0).config
-        assert (trial.schedule.rounds, trial.schedule.eval_every) == (run.schedule.rounds, run.schedule.eval_every)
+        assert trial.schedule.rounds == run.schedule.rounds
         count = int(np.prod([len(axis.values) for axis in axes]))
         assert count >= TRIES, f"{method} can spend its tries"
         for axis in axes:
