@@ -124,9 +124,11 @@ def steps(runs: Sequence[Run], half: int) -> dict[str, Any]:
 
 
 def figures(measured: Measured) -> dict[str, tuple[Figure, str]]:
+    import matplotlib
     from matplotlib.figure import Figure
 
     from personafl.palette import LIGHT
+    from personafl.report.figures import STYLE
     from personafl_papers.tables.figures import curves, histograms
 
     panels = {"personalized models": measured.curves[CURVES[0]], "global model": measured.curves[CURVES[1]]}
@@ -141,13 +143,14 @@ def figures(measured: Measured) -> dict[str, tuple[Figure, str]]:
         ),
     }  # fmt: skip
     for name, memory in zip(("figure11", "figure11-window"), WINDOWS.values(), strict=True):
-        course = Figure(figsize=(7, 3), layout="constrained")
-        left, right = course.subplots(1, 2)
         client = measured.curves[memory]["client"]
-        for axes, key, label in ((left, "asked_steps", "ℓ by (8)"), (right, "sigma2", "uncertainty σ²")):
-            values = [np.nan if v is None else v for v in client[key]]
-            axes.plot(client["round"], values, color=LIGHT[0], marker=".")
-            axes.set(xlabel="round", ylabel=label)
+        with matplotlib.rc_context(STYLE):
+            course = Figure(figsize=(7, 3), layout="constrained")
+            left, right = course.subplots(1, 2)
+            for axes, key, label in ((left, "asked_steps", "ℓ by (8)"), (right, "sigma2", "uncertainty σ²")):
+                values = [np.nan if v is None else v for v in client[key]]
+                axes.plot(client["round"], values, color=LIGHT[0], marker=".")
+                axes.set(xlabel="round", ylabel=label)
         caption = f"Figure 11, σ² of {memory}: ℓ of one client, as of its last activation, and its σ²."
         drawn[name] = (course, caption)
     return drawn
