@@ -2,6 +2,7 @@
 
 import pytest
 
+from personafl.study import processes
 from personafl.study.launch import run_plan
 from personafl.study.plan import plan
 from personafl.study.processes import Processes
@@ -19,8 +20,8 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     planned = plan(TABLES, ["fedavg", "separate", "wild"], seeds=2)
     alone = run_plan(planned, folder / "alone")
-    with Processes(at_once=2) as processes:
-        together = run_plan(planned, folder / "together", launcher=processes)
+    with Processes(at_once=2) as launcher:
+        together = run_plan(planned, folder / "together", launcher=launcher)
     return alone, together
 
 
@@ -41,6 +42,16 @@ def test_a_run_that_breaks_down_is_told_and_the_others_go_on(both):
     assert together.failures == alone.failures
 
 
+def test_runs_of_the_same_data_share_it_in_a_process():
+    planned = plan(TABLES, ["fedavg", "separate"], seeds=2)
+    [alike, other, next_seed] = [planned.job(*job).config for job in (("fedavg", 0), ("separate", 0), ("fedavg", 1))]
+    first = processes._federation(alike)
+    assert processes._federation(other) is first
+    second = processes._federation(next_seed)
+    assert second is not first and (second.y[:50] != first.y[:50]).any()
+    assert processes._federation(alike) is not first, "one at a time is kept"
+
+
 @pytest.mark.parametrize(("at_once", "threads"), [(1, 6), (2, 3), (5, 1), (9, 1), (None, 1)])
 def test_cores_are_shared_out(monkeypatch, at_once, threads):
     monkeypatch.setattr("personafl.study.processes.cores", lambda: 6)
@@ -51,8 +62,8 @@ def test_cores_are_shared_out(monkeypatch, at_once, threads):
 def test_a_run_that_has_all_cores_is_the_same(both, tmp_path, monkeypatch):
     monkeypatch.setattr("personafl.study.processes.cores", lambda: 2)
     free = {**TABLES, "engine": {"name": "stacked"}}
-    with Processes(1) as processes:
-        runs = run_plan(plan(free, ["fedavg"], seeds=1), tmp_path, launcher=processes).methods["fedavg"]
+    with Processes(1) as launcher:
+        runs = run_plan(plan(free, ["fedavg"], seeds=1), tmp_path, launcher=launcher).methods["fedavg"]
     assert runs[0].manifest["resolved"]["threads"] == 2
     twin = both[0].methods["fedavg"][0]
     assert (runs[0].path / "clients.parquet").read_bytes() == (twin.path / "clients.parquet").read_bytes()

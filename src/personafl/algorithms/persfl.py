@@ -5,7 +5,7 @@ Divi: Unifying distillation with personalization in federated learning. Thesis, 
     stage 1   fedavg; a client keeps as teacher O the received global model of its lowest validation loss
     stage 2   after training, from O:  min (1 − λ) CE(y, student) + λ T² D(teacher ‖ student),
               for every T in `temperatures` and λ in `imitations`; the best validation accuracy wins,
-              ties go to the smaller λ, then to the smaller T
+              ties go to the smaller λ, then to the smaller T (with λ = 0 all T are one student)
 
 D is the Kullback-Leibler divergence between the softmax of logits/T (`persfl`), or their cross-entropy (`persfl-gd`).
 The two differ by the teacher's entropy, a constant of the student: their gradients are equal, and so are their results
@@ -149,9 +149,11 @@ class PersFL(Welcomes, FedAvg):
         }
         if not self.report_grid:
             return found
-        grid = Distill(self).grid
-        scores = own.get("grid", nothing.repeat(len(grid)))
-        return found | {f"grid_{lam:g}_{t:g}": scores[k] for k, (lam, t) in enumerate(grid)}
+        stage2 = Distill(self)
+        scores = own.get("grid", nothing.repeat(stage2.copies))
+        return found | {
+            f"grid_{lam:g}_{t:g}": scores[stage2.trained.index(stage2.stands_for(lam, t))] for lam, t in stage2.grid
+        }
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,10 @@ class PersFLGD(PersFL):
 
 @dataclass(frozen=True)
 class Distill(SideBySide, Program):
-    """Stage 2: one student for each point of the grid, all trained side by side, the best one kept."""
+    """Stage 2: one student for each point of the grid, all trained side by side, the best one kept.
+
+    Where λ is 0, the teacher says nothing, whatever T is: one student stands for all of them, that of the smallest T.
+    """
 
     stage1: PersFL
 
@@ -176,13 +181,22 @@ class Distill(SideBySide, Program):
         return [(lam, t) for lam in sorted(self.stage1.imitations) for t in sorted(self.stage1.temperatures)]
 
     @property
+    def trained(self) -> list[tuple[float, float]]:
+        """The points that have a student of their own."""
+        return [point for point in dict.fromkeys(self.grid) if self.stands_for(*point) == point]
+
+    def stands_for(self, lam: float, t: float) -> tuple[float, float]:
+        """The point whose student is that of this one."""
+        return (lam, t) if lam else (lam, min(self.stage1.temperatures))
+
+    @property
     def copies(self) -> int:
-        return len(self.grid)
+        return len(self.trained)
 
     def begin(self, own: State, sent: State, ctx: Context) -> tuple[State, Tensor]:
         # Evaluation comes after its round: the model at hand is the one that this round made.
         chosen = self.stage1._choose(own, sent, replace(ctx, round=ctx.round + 1))
-        values = torch.tensor(self.grid, device=chosen["loss"].device)[ctx.copy]
+        values = torch.tensor(self.trained, device=chosen["loss"].device)[ctx.copy]
         epoch = (ctx.samples + ctx.batch_size - 1) // ctx.batch_size
         carry = {**chosen, "student": chosen["teacher"], "imitation": values[0], "temperature": values[1]}
         return carry, self.stage1.distill_epochs * epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ import torch
 
 from personafl.config import Config
 from personafl.errors import ConfigError, PersonaflError, RunError
+from personafl.federation import Federation
 from personafl.jobs import config_job, run_job
 from personafl.study.launch import Listeners, PendingRun, in_process
 from personafl.training.job import Job
@@ -187,7 +189,7 @@ def _make(sent: Config | bytes, path: Path) -> str | None:
     )  # what cannot be sent is no failure of one run
     try:
         if isinstance(sent, Config):
-            job = config_job(sent, sent.federation())
+            job = config_job(sent, _federation(sent))
         if stopped():
             raise KeyboardInterrupt
         run_job(job, path, True)  # type: ignore[arg-type]
@@ -196,6 +198,20 @@ def _make(sent: Config | bytes, path: Path) -> str | None:
     except PersonaflError as error:
         return str(error)
     return None
+
+
+_latest: tuple[str, Federation] | None = None
+
+
+def _federation(config: Config) -> Federation:
+    """The one of the run before, where that had the same data: to load and divide it takes seconds of every run."""
+    global _latest
+    makes = ("seed", "data", "partition", "splits", "splitting", "backbone", "model")
+    key = json.dumps({name: value for name, value in config.tables().items() if name in makes})
+    if _latest is None or _latest[0] != key:
+        _latest = None  # two of them would take twice the memory
+        _latest = (key, config.federation())
+    return _latest[1]
 
 
 def _unpickled(sent: bytes) -> Any:

@@ -24,6 +24,7 @@ from personafl_papers.tables.fedamp_tables import (
     first,
     second,
 )
+from personafl_papers.tables.figures import histograms
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import run_cell, use_real_data
 
@@ -173,6 +174,12 @@ def test_the_distribution_counts_every_client_of_all_seeds_once(monkeypatch):
     found = distribution({"a": {0: [0.0, 0.04, 1.0], 1: [0.51, np.nan, 0.99]}, "b": {}}, {"a": "A", "b": "B"})
     assert set(found["counts"]) == {"A"} and sum(found["counts"]["A"]) == 5
     assert (found["counts"]["A"][0], found["counts"]["A"][10], found["counts"]["A"][-1]) == (2, 1, 2)
+
+
+def test_lines_of_nine_methods_can_be_told_apart():
+    panel = {"edges": [0, 50, 100], "counts": {row: [i, 1] for i, row in enumerate(ROWS.values())}}
+    [axes] = histograms({"title": panel}, "accuracy", "clients").axes
+    assert len({(line.get_edgecolor(), line.get_linestyle()) for line in axes.patches}) == len(ROWS) == 9
 
 
 def test_even_weights_show_no_groups():

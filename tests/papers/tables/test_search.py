@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from personafl.errors import ConfigError, RunError
+from personafl.jobs import train_config
 from personafl.study.launch import RunCache, in_process
 from personafl_papers.tables.results import _searches
 from personafl_papers.tables.search import (
@@ -151,6 +152,20 @@ def test_trainings_are_scored_on_validation_data_and_as_many_for_each_method(tmp
     assert best.score == pytest.approx(sum(score["personal_val_accuracy"] for score in of_best) / 2)
     [one, _] = _searches(Found(searches={"search": {"fedavg": fedavg, "ditto": ditto}}))
     assert one["budget"] == 3 and one["limits"] == {"local.lr": (0.01, 0.1)} and set(one["ends"]) == {"local.lr"}
+
+
+@pytest.mark.parametrize("method", ["fedavg-ft", "fedamp", "selffl"])
+def test_a_trial_scores_what_it_would_with_evaluations_on_the_way(method, tmp_path):
+    plan = searching(CONFIG, {method: {}}, [0], {method: (geometric("local.lr", 0.1, 0.1, 0.1),)}, 1)
+    [trial] = run_search(plan, RunCache(tmp_path, lambda job, reused: (), in_process))[0].trials
+    often = train_config(planned(CONFIG, {method: {}}, [0]).job(method, 0).config, tmp_path / "often")
+    assert plan.plan.trial(method, 0, {}).config.schedule.eval_every == 0
+    assert trial.score == often.score["personal_val_accuracy"]
+
+
+def test_a_search_that_is_ended_by_evaluations_has_them():
+    plan = searching({**CONFIG, "patience": 2}, {"fedavg": {}}, [0], {"fedavg": AXES["fedavg"]}, 3)
+    assert plan.plan.trial("fedavg", 0, {}).config.schedule.eval_every == 1
 
 
 def test_a_method_with_fewer_points_than_tries_is_refused():

@@ -1,9 +1,12 @@
 """Figure 2 of Self-FL: a cell of each half against a stored value, and what the ablation switches off."""
 
+import numpy as np
 import pytest
 
-from personafl_papers.tables import selffl_fig2
+from personafl.federation.splits import split_samples
+from personafl_papers.tables import fedamp_tables, selffl_fig2, selffl_sent140
 from personafl_papers.tables.search import Searched
+from personafl_papers.tables.selffl_federations import config
 from personafl_papers.tables.table import Found
 from tests.papers.tables.cells import run_cell, use_real_data
 
@@ -22,7 +25,25 @@ def test_cifar10_has_the_papers_settings():
     tables = selffl_fig2.cifar(quick=False)
     assert tables["local"]["lr"] == 0.01 and tables["local"]["steps"] == 40
     assert tables["partition"] == {"name": "pfedme"} and tables["activity"] * 20 == 5
-    assert tables["splits"][1] == 0.0 and selffl_fig2.cifar(quick=False, validation=True)["splits"][2] == 0.25
+    assert tables["splits"] == [0.75, 0.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("configs", "sizes"),
+    [
+        ([selffl_fig2.cifar(False, validation) for validation in (False, True)], range(300, 1300)),
+        ([config("mnist", False, validation) for validation in (False, True)], range(1, 1000)),
+        ([fedamp_tables.config("mnist", "iid", False, validation) for validation in (False, True)], range(1, 1000)),
+        ([selffl_sent140.config(False, 1, validation) for validation in (False, True)], range(1, 1000)),
+    ],
+    ids=["cifar10", "federations", "fedamp", "sent140"],
+)
+def test_no_search_validates_on_test_data_of_the_runs_whatever_a_clients_size(configs, sizes):
+    """A client's samples are in one order, those for test are its last."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    ids = [str(size) for size in sizes]
+    of_runs, of_search = (split_samples(ids, owner, one["splits"], 0, np.arange(len(owner)))[1] for one in configs)
+    assert np.all(of_search[:, 2] <= of_runs[:, 2]), "where test data begins"
 
 
 def test_trials_on_cifar10_are_as_long_as_the_runs_and_a_warm_start_is_of_the_rounds_that_all_have():

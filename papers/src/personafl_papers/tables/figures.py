@@ -36,7 +36,8 @@ def histograms(panels: Mapping[str, Mapping[str, Any]], label: str, count: str) 
         styles = line_styles(row for panel in panels.values() for row in panel["counts"])
         for axes, (title, panel) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True):
             for row, counts in panel["counts"].items():
-                axes.stairs(counts, panel["edges"], label=row, color=styles[row]["color"], fill=False, linewidth=1.6)
+                look = {key: styles[row][key] for key in ("color", "linestyle")}
+                axes.stairs(counts, panel["edges"], label=row, fill=False, linewidth=1.6, **look)
             axes.set(xlabel=label, title=title)
         figure.axes[0].set_ylabel(count)
         figure.axes[0].legend(fontsize=8)

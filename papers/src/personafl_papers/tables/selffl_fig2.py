@@ -3,7 +3,7 @@
 (a) Section 4.2: pFedMe's CIFAR-10, 20 clients with three labels each, 5 of them active, the CNN of PyTorch's tutorial,
 η = 0.01, 40 local steps for the baselines and at most 40 for Self-FL. The paper gives no batch size here: 10, as in its
 other experiments on images. Nor does it give the number of rounds. All settings are searched as in
-`selffl_federations.py`, with one seed and a tenth of each client's images for validation. Section 3.2 recommends a warm
+`selffl_federations.py`, with one seed and 9% of each client's images for validation. Section 3.2 recommends a warm
 start for Self-FL: of the rounds that all have, Self-FL's first are of FedAvg.
 
 (b) The paper's ablation is not on CIFAR-10: it shows the global model on FEMNIST, with all of Self-FL and with only one
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 CIFAR, SEARCH = "cifar10", "search cifar10"
 SEEDS = 3
 ROUNDS, WARM_ROUNDS = 120, 20
+VALIDATION = 0.09
+"""Not a tenth: shares of 65, 10 and 25% are rounded otherwise than 75 and 25%, so that of a tenth of the clients one
+test image of the runs would be validation data of the search. With 26% for test none is."""
 TRIES, MOST_TRIES = 8, 12
 """On CIFAR-10, for each method, and at most where a search has not come inside; fixed before anything was run."""
 
@@ -75,7 +78,7 @@ def cifar(quick: bool, validation: bool = False) -> dict[str, Any]:
     tables: dict[str, Any] = {
         "data": {"name": "cifar10"},
         "partition": {"name": "pfedme"},
-        "splits": [0.65, 0.1, 0.25] if validation else [0.75, 0.0, 0.25],
+        "splits": [0.65, VALIDATION, 0.35 - VALIDATION] if validation else [0.75, 0.0, 0.25],
         "model": {"name": "cnn"},
         "local": {"lr": 0.01, "batch_size": 10, "steps": 40},
         "activity": 0.25,
@@ -207,12 +210,6 @@ TABLE = Table(
             f"Section 3.2 recommends a warm start and does not say how long: {WARM_ROUNDS} of the {ROUNDS} rounds.",
             "Without it, and with smoothing by the activity rate, (8) gives fewer and fewer steps as variances shrink: "
             "21, 5, 2, 1 in a trial.",
-        ),
-        Note(
-            "protocol difference",
-            "Of a client whose number of images is 6 or 18 more than a multiple of 20, one test image of the runs is "
-            "validation data of the search: shares of 65, 10 and 25% are rounded otherwise than 75 and 25%.",
-            "The sizes of the parts for all sizes of a client.",
         ),
         Note(
             "protocol difference",

@@ -116,10 +116,9 @@ TABLE = Table(
     notes=(
         Note(
             "protocol difference",
-            "This is a larger sample of Sentiment140 than the one that selffl-sent140 was run on: 1,534 users with "
-            f"{LEAST} or more tweets, 4,464 for training and 1,640 for test. Of the same file both tables make the "
-            "same splits; these numbers are to be compared with this table's majority label, not with that table's.",
-            "The sizes of both federations; a test compares the splits.",
+            f"Users with {LEAST} or more tweets, 1,534 of them, have 4,464 for training and 1,640 for test, as in "
+            "selffl-sent140: of the same file both tables make the same splits.",
+            "The sizes of the federation; a test compares the splits.",
         ),
         Note(
             "unstated choice",

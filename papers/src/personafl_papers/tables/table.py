@@ -205,7 +205,12 @@ def searching(
     budget: int,
     most: int = 0,
 ) -> SearchPlan:
-    """A search made in code: what is as in `planned`, and for each method the axes on which it is searched."""
+    """A search made in code: what is as in `planned`, and for each method the axes on which it is searched.
+
+    A score is of the last round, so trials are evaluated after that alone, unless evaluations decide when they end.
+    """
+    if "patience" not in tables:
+        tables = {**tables, "eval_every": 0}
     own = {method: methods[method] for method in axes}
     return SearchPlan(replace(planned(tables, own, seeds), methods=()), dict(axes), budget, most)
 
