@@ -55,7 +55,7 @@ KEYS = {"BMTA": "bmta", "last round": "mean_accuracy"}
 
 ALONE = (geometric("local.lr", 0.002, 2.0, 0.1, per_decade=3),)
 RATE = geometric("local.lr", 0.003, 1.0, 0.1)
-PULL = Axis("algorithm.pull", (0, 0.003, 0.01, 0.03, 0.1, 0.3, 1), 0.1)
+PULL = Axis("algorithm.pull", (0, 0.003, 0.03, 0.3, 1), 0.03)
 STEPS = Axis("algorithm.fine_tune_steps", (5, 10, 20, 40, 80, 160, 320), 40)
 AXES: dict[str, Axes] = {
     "separate": ALONE,
@@ -65,11 +65,15 @@ AXES: dict[str, Axes] = {
     "fedprox-ft": (RATE, STEPS),
     "scaffold": ALONE,
     "apfl": (RATE, Axis("algorithm.alpha", (0.1, 0.25, 0.5, 0.75, 0.9), 0.5)),
-    "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64), 0.5), PULL),
-    "heurfedamp": (RATE, Axis("algorithm.contrast", (0.25, 0.5, 1, 2, 4, 8, 16), 1), PULL),
+    "fedamp": (RATE, Axis("algorithm.sigma_scale", (0.125, 0.5, 2, 8, 32, 128), 2), PULL),
+    "heurfedamp": (RATE, Axis("algorithm.contrast", (0.25, 1, 4, 16, 64), 4), PULL),
 }
-TRIES, MOST_TRIES = 8, 14
-"""For each method, division and data set, and at most where a search has not come inside; fixed before the runs."""
+TRIES, MOST_TRIES = 8, 20
+"""For each method, division and data set, and at most where a search has not come inside; fixed before the runs.
+
+With three axes the first point and its neighbours are seven tries, and each step is up to five more: FedAMP's axes are
+coarse and begin in their middles, so that it comes inside after two or three steps.
+"""
 LIKE = {
     ("mnist", "pathological"): ("fmnist", "pathological"),
     ("emnist", "iid"): ("fmnist", "iid"),
@@ -228,9 +232,10 @@ def claims() -> list[Claim]:
         part = f"{source} practical"
         for row in OURS:
             found += [
-                _claim(
+                Claim(
                     f"{row} is above FedAvg, FedProx and Separate on {name}, practical, by at least 3 points",
-                    "Table 3", part, above(part, "BMTA", row, ["FedAvg", "FedProx", "Separate"], by=3.0),
+                    "Table 3", (part,), above(part, "BMTA", row, ["FedAvg", "FedProx", "Separate"], by=3.0),
+                    source == "mnist",  # elsewhere it is within "significantly outperforms all other methods"
                 ),
                 Claim(
                     f"{row} forms the groups on {name}, practical: over half of the weight that a client gives to "
