@@ -59,15 +59,15 @@ def made(name: str) -> Algorithm:
 
 
 def before_evaluation(name: str, samples: np.ndarray) -> np.ndarray:
-    """Fine-tuning takes 8 steps, Per-FedAvg's adaptation one, PersFL 3 epochs for each of 4 students."""
+    """Fine-tuning takes 8 steps, Per-FedAvg's adaptation one, PersFL 3 epochs for each of 3 students (λ = 0: one for both T)."""
     epoch = -(-samples // BATCH)
     taken = {
         "fedavg-ft": 8,
         "fedprox-ft": 8,
         "fedbabu": 8,
         "perfedavg": 1,
-        "persfl": 12 * epoch,
-        "persfl-gd": 12 * epoch,
+        "persfl": 9 * epoch,
+        "persfl-gd": 9 * epoch,
     }
     return taken.get(name, 0) + np.zeros_like(samples)
 
