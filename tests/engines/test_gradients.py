@@ -59,7 +59,10 @@ def made(name: str) -> Algorithm:
 
 
 def before_evaluation(name: str, samples: np.ndarray) -> np.ndarray:
-    """Fine-tuning takes 8 steps, Per-FedAvg's adaptation one, PersFL 3 epochs for each of 3 students (λ = 0: one for both T)."""
+    """Fine-tuning takes 8 steps, Per-FedAvg's adaptation one, PersFL 3 epochs for each of 3 students.
+
+    Where λ is 0, one student stands for both temperatures.
+    """
     epoch = -(-samples // BATCH)
     taken = {
         "fedavg-ft": 8,
