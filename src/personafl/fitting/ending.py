@@ -2,8 +2,8 @@
 
 The choice is made with the models of the search, which have not seen the validation data. Where the finalists were then
 trained again on it, clients get those models, with the weights that were chosen, and test data is asked about those.
-A model that does worse on a client's validation samples though it was trained on them has gone wrong, by a last step
-that was too long, say: this client keeps that of the search.
+A model that does worse on a client's validation samples though it was trained on them, by the measure and by the loss,
+has gone wrong, by a last step that was too long, say: this client keeps that of the search.
 """
 
 from __future__ import annotations
@@ -145,14 +145,25 @@ def _reached(engine: Engine, outputs: Tensor) -> Floats:
 
 
 def _worse(engine: Engine, found: Sequence[Finalist], before: Tensor, after: Tensor) -> NDArray[np.bool_]:
-    """Whose loss on validation samples is larger after training on them (F, K); a global model's is that of all."""
-    y, owner, clients = labels(engine, "val"), owners(engine, "val"), len(engine.federation)
+    """Who does worse on validation samples after training on them, by loss and by measure (F, K).
+
+    A global model goes by the samples of all. Where the measure has no value, the loss decides.
+    """
+    y, sizes, measure = labels(engine, "val"), engine.federation.sizes("val"), engine.task.kind.primary
+    owner, clients = owners(engine, "val"), len(sizes)
     worse = np.zeros((len(found), clients), np.bool_)
     for f, model in enumerate(found):
-        if model.again is not None:
-            more, less = (losses(engine.task.kind, outputs[f], y, owner, clients) for outputs in (after, before))
-            grown = np.bincount(owner, more - less, clients)
-            worse[f] = grown.sum() > 0 if model.who == "global" else grown > 0
+        if model.again is None:
+            continue
+        more, less = (losses(engine.task.kind, outputs[f], y, owner, clients) for outputs in (after, before))
+        grown = np.bincount(owner, more - less, clients)
+        now, then = (
+            points_of(measure, measure_outputs(engine, outputs[f], y, sizes), sizes) for outputs in (after, before)
+        )
+        if model.who == "global":
+            worse[f] = grown.sum() > 0 and not np.nansum(now) >= np.nansum(then)
+        else:
+            worse[f] = (grown > 0) & ~(now >= then)
     return worse
 
 
