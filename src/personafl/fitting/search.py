@@ -26,6 +26,9 @@ FACTOR = 3
 RUNGS = 4
 MARGIN = 1.2
 """How much longer than it took before something may take."""
+SPARE = 0.05
+"""Share of the time that is kept beside what the end needs: where trainings are short, a machine that falters for a
+second would else take it from the references."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Search:
         self.candidates: list[Candidate] = []
         self._best: dict[str, Candidate] = {}
         self._going_on: set[int] = set()
+        self._most = 0.0
 
     # --- told --------------------------------------------------------------------------------------------------
 
@@ -139,6 +143,7 @@ class Search:
 
     def next(self, left: float) -> Attempt | None:
         """What to train now, with so many seconds left; None where there is no time for anything."""
+        self._most = max(self._most, left)
         compared = {c.method for c in self.candidates if c.outcomes} >= set(REFERENCES)
         closing = compared and self._must_close(left)
         attempt = self._closing(left) if closing else self._first_look() or self._halving()
@@ -230,7 +235,7 @@ class Search:
         going = [Attempt(c, self.rungs[-1]) for c in self._important()[: 1 + len(REFERENCES)]]
         needed = together([self.cost(a) for a in going if a.candidate.rounds < a.rounds], self.at_once)
         known = [c.outcomes[self.rungs[0]].seconds for c in self.candidates if self.rungs[0] in c.outcomes]
-        return bool(needed) and left < needed + float(np.median(known))
+        return bool(needed) and left < needed + float(np.median(known)) + SPARE * self._most
 
     def _quick(self, left: float) -> list[str]:
         """Methods of which there is time for a first, short training."""
