@@ -1,6 +1,8 @@
 """What a release says of itself: one version everywhere, a changelog in order, a lock that pip can hold others to."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -69,3 +71,9 @@ def test_a_site_installs_what_was_tested_to_the_hash() -> None:
     )
     assert len(sites) > 50 and sites < tested
     assert not any(pin.startswith(("pytest==", "ruff==", "ray==")) for pin in sites)
+
+
+def test_the_packages_that_are_installed_have_all_that_they_ask_for() -> None:
+    """`make install` takes what the lock lists and nothing else, so the lock must list everything."""
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
