@@ -92,7 +92,7 @@ class Search:
         self.candidates: list[Candidate] = []
         self._best: dict[str, Candidate] = {}
         self._going_on: set[int] = set()
-        self._most = 0.0
+        self._most = 0.0  # seconds that were left when there were most: what SPARE is a share of
 
     # --- told --------------------------------------------------------------------------------------------------
 
